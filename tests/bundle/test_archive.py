@@ -118,7 +118,7 @@ def edited(data: bytes, at: int, new: bytes) -> bytes:
 
 
 HOSTILE: list[tuple[str, Callable[[Members], bytes], str]] = [
-    ("empty", lambda m: b"", "must be a .trtb archive (it ends after 0 bytes)"),
+    ("empty", lambda m: b"", "(it ends after 0 bytes). Fetch the archive again, or pack the bundle again."),
     ("text", lambda m: b"hello " * 200, "must be a .trtb archive, which is not compressed (got no tar header)"),
     ("gzip bomb", lambda m: gzip.compress(bytes(1 << 20)) + bytes(512), "which is not compressed (got gzip)"),
     ("zip", zipped, "which is not compressed (got zip)"),
@@ -132,7 +132,7 @@ HOSTILE: list[tuple[str, Callable[[Members], bytes], str]] = [
     (
         "absolute",
         lambda m: inserted(m, info("/etc/passwd", 1), b"x"),
-        "'/etc/passwd' is an absolute",
+        "'/etc/passwd' is an absolute path. Do not use this archive.",
     ),
     ("folder", lambda m: inserted(m, info("sub/x", 1), b"x"), "'sub/x' is not a plain file name"),
     ("hidden", lambda m: inserted(m, info(".bashrc", 1), b"x"), "'.bashrc' is not a plain file name"),

@@ -18,7 +18,7 @@ from trtpipe import atomic
 from trtpipe.atomic import clean_leftovers
 from trtpipe.bundle import format as bundle_module
 from trtpipe.bundle import golden
-from trtpipe.bundle.format import read_bundle, write_bundle
+from trtpipe.bundle.format import Bundle, Trust, read_bundle, write_bundle
 from trtpipe.errors import InputError
 
 
@@ -268,3 +268,21 @@ def test_a_bundle_may_be_reached_by_a_link(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "v1")
     (tmp_path / "current").symlink_to("v1")
     assert read_bundle(tmp_path / "current").manifest.name == "colour"
+
+
+def test_a_bundle_that_is_replaced_whenever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipping.bundle(tmp_path / "c")
+    replaced: list[Path] = []
+
+    def read(path: Path, directory: int, trust: Trust | None) -> Bundle:
+        replaced.append(path.rename(tmp_path / f"old{len(replaced)}"))
+        shutil.copytree(replaced[-1], path)
+        raise InputError("c: a file is gone.")
+
+    monkeypatch.setattr(bundle_module, "_read_opened", read)
+    with pytest.raises(InputError) as caught:
+        read_bundle(tmp_path / "c")
+    assert str(caught.value) == (
+        f"{tmp_path / 'c'}: must stay in place while it is read (it was replaced ten times). Try again later."
+    )
+    assert len(replaced) == 10

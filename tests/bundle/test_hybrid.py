@@ -119,6 +119,14 @@ def test_parts_that_are_not_right_are_refused():
         from_bytes(b"PK\3\4", "h")
 
 
+def test_a_plan_that_is_too_long(monkeypatch):
+    data = to_bytes(hybrid())
+    monkeypatch.setattr("trtpipe.bundle.hybrid._MAX_PLAN_BYTES", 10)
+    with pytest.raises(InputError) as caught:
+        from_bytes(data, "h")
+    assert str(caught.value) == f"h: the plan must be at most 10 bytes (got {len(load(data)['plan'])}). {AGAIN}"
+
+
 def test_what_does_not_fit_together_is_not_written():
     with pytest.raises(InputError, match="engines \\[0, 1\\] executed, of 1"):
         to_bytes(replace(hybrid(), engines=(plan_bytes(),)))

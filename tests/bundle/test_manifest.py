@@ -97,7 +97,10 @@ HOSTILE = [
         "m: must follow the manifest's schema (got inputs.0.extra: Unexpected keyword argument). Fetch",
     ),
     (put("check.control.extra", 1), "check.control.extra: Unexpected keyword argument"),
-    (put("check.samples", "4"), '(got "4" at check.samples, read as 4)'),
+    (
+        put("check.samples", "4"),
+        'm: must hold only what schema 1 knows (got "4" at check.samples, read as 4). Update trtpipe.',
+    ),
     (put("check.passed", 1), "(got 1 at check.passed, read as true)"),
     (put("name", "../x"), "name: String should match pattern"),
     (put("engine", None), "engine: a bundle has one"),

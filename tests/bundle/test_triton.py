@@ -147,6 +147,13 @@ def test_what_triton_cannot_serve(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"k: is a kit, not a bundle. Finish it first: trtpipe build"):
         triton_model(kit)
     bundle = shipping.bundle(tmp_path / "c")
+    files = {n: f for n, f in bundle.manifest.files.items() if n != "model.onnx"}
+    bare = dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"files": files}))
+    with pytest.raises(InputError) as caught:
+        triton_model(bare, graph=True)
+    assert str(caught.value) == (
+        f"{bundle.path}: must hold model.onnx to serve it (it does not). Export the engine instead."
+    )
     export_triton(bundle, tmp_path / "r")
     with pytest.raises(
         InputError, match=r"r/colour: must not exist yet \(it does\)\. Remove it, or choose another repository\.$"

@@ -121,10 +121,14 @@ def arrays(name, **changes):
         (lambda p: p / "none.npy", [X], r"none.npy: must be a file \(got nothing\)\. Check the path\."),
         (lambda p: p, [X], r"must be a .npy, .npz or .safetensors file \(got 'no suffix'\)"),
         (written("x.pkl", b""), [X], r"must be a .npy, .npz or .safetensors file \(got '.pkl'\)"),
-        (written("x.npy", b""), [X], r"must be a readable .npy file of plain arrays"),
-        (written("x.npy", b"junk" * 30), [X], r"must be a readable .npy file of plain arrays"),
-        (written("x.npz", b"PK\x03\x04junk"), [X], r"must be a readable .npz file of plain arrays"),
-        (written("x.safetensors", b"\xff" * 64), [X], r"must be a readable .safetensors file of plain arrays"),
+        (written("x.npy", b""), [X], r"must be a readable .npy file of plain arrays \(got (?s:.+)\)\."),
+        (written("x.npy", b"junk" * 30), [X], r"must be a readable .npy file of plain arrays \(got (?s:.+)\)\."),
+        (written("x.npz", b"PK\x03\x04junk"), [X], r"must be a readable .npz file of plain arrays \(got (?s:.+)\)\."),
+        (
+            written("x.safetensors", b"\xff" * 64),
+            [X],
+            r"must be a readable .safetensors file of plain arrays \(got (?s:.+)\)\.",
+        ),
         (
             saved("x.npy", np.array([{}, {}], object)),
             [X],

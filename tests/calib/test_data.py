@@ -339,8 +339,18 @@ def test_shapes_that_vary_cannot_share_a_batch(image_folder):
         ),
         (np.array([1.0, np.nan]), "float32", (2,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
         (np.array([70000.0]), "float16", (1,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
-        (np.array([1]), "float32", (1,), r"must be given as float32 \(got int64\)\. Convert the data"),
-        (np.array([1.5]), "uint8", (1,), r"must be given as uint8 \(got float64\)\. Convert the data"),
+        (
+            np.array([1]),
+            "float32",
+            (1,),
+            r"must be given as float32 \(got int64\)\. Convert the data, or change the input's dtype in the job\.",
+        ),
+        (
+            np.array([1.5]),
+            "uint8",
+            (1,),
+            r"must be given as uint8 \(got float64\)\. Convert the data, or change the input's dtype in the job\.",
+        ),
         (np.array([300]), "uint8", (1,), r"is uint8 and a value does not fit \(got int64 data\)\."),
     ],
 )

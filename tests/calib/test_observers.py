@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from calib.errors import CalibError
 from calib.histogram import ALL_BINS, BINS, SLOTS, Histogram
-from calib.observers import HistogramObserver, _DeviceCounter, dense
+from calib.observers import HistogramObserver, _DeviceCounter, _kernel, dense
 
 torch.manual_seed(0)
 TENSORS = {
@@ -145,6 +146,15 @@ def test_where_triton_cannot_compile_torch_counts_the_same(monkeypatch, caplog):
     monkeypatch.undo()
     counter.add(x)
     assert counter.read() == Histogram.of(x.numpy()) + Histogram.of(x.numpy())
+
+
+def test_a_numba_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "calib.kernel", None)
+    with pytest.raises(CalibError) as caught:
+        _kernel()
+    assert str(caught.value) == (
+        "observer: numba, which counts on the CPU, cannot be imported. Install trtpipe[build], or numba."
+    )
 
 
 def test_the_openmp_region_refers_to_nothing_around_it() -> None:

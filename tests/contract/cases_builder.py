@@ -246,7 +246,11 @@ def test_a_build_that_returns_nothing_is_an_error_with_its_reason(world, monkeyp
         lambda: stub.invoke(logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
     )
     stub.answer(lambda: world.builder.build_serialized_network(world.network, world.config), 0)
-    with pytest.raises(errors.BuildError, match=r"cannot compile the graph \(no tactic for head\.fc\)"):
+    with pytest.raises(
+        errors.BuildError,
+        match=r"cannot compile the graph \(no tactic for head\.fc\)\. Set build\.log_level to verbose "
+        r"to see what it was doing\.",
+    ):
         engine_of()
     del kept
 

@@ -222,7 +222,8 @@ def test_other_json_is_refused(tmp_path, text):
     file.write_text(text)
     with pytest.raises(
         InputError,
-        match=r"b\.json: (must be JSON of `trtpipe bench --save` \(got .*\)|was not written by .* version)\. Measure",
+        match=r"b\.json: (must be JSON of `trtpipe bench --save` \(got .*\)|"
+        r"was not written by `trtpipe bench --save` of this version)\. Measure again\.",
     ):
         bench_page.read_bench(file)
 

@@ -2,8 +2,9 @@ import pytest
 from jobs import GOOD, INPUT, write
 
 from trtpipe.cli.main import main
+from trtpipe.job.data_rules import _fits
 from trtpipe.job.rules import broken
-from trtpipe.job.sections import Input, ModelSource
+from trtpipe.job.sections import Data, Input, ModelSource
 
 TRANSFORM = "{resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}"
 FACTORY = "  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n"
@@ -315,3 +316,13 @@ def test_an_input_whose_batch_is_not_first_is_told_where_to_put_it(shape, hint):
     (found,) = broken({"model": ModelSource(factory="a:b"), "inputs": inputs})
     assert (found.path, found.must) == (("inputs", "h", "shape"), "begin with the batch dimension of inputs.x, N")
     assert found.hint == hint
+
+
+def test_a_npy_feeds_one_input() -> None:
+    inputs = {name: Input(shape=(8, 3)) for name in ("image", "mask")}
+    (found,) = _fits("check", Data(arrays="x.npy"), None, inputs)
+    assert (found.path, found.must, found.got) == (
+        ("check", "arrays"),
+        "be .npz or .safetensors for more than one input",
+        "inputs image, mask",
+    )

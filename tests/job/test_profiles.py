@@ -32,11 +32,13 @@ ONE, REST = "{N: {min: 1, opt: 1, max: 1}}", "{N: {min: 2, opt: 8, max: 32}}"
         ),
         (
             "[{N: {min: 1, opt: 4, max: 64}}]",
-            "build.profiles[0].N: must lie within the input's range 1 to 32 (got 1 to 64).",
+            "build.profiles[0].N: must lie within the input's range 1 to 32 (got 1 to 64). "
+            "Widen the input's range or narrow the profile.",
         ),
         (
             "[{H: {min: 1, opt: 1, max: 1}}]",
-            "build.profiles[0].H: must be a dynamic dimension of the inputs, N (got H).",
+            "build.profiles[0].H: must be a dynamic dimension of the inputs, N (got H). "
+            "Give it a range under inputs first.",
         ),
     ],
 )
@@ -52,6 +54,7 @@ def test_static_inputs_have_none(tmp_path: Path) -> None:
     static = Input(shape=(8, 3))
     (broken,) = _profiles(Build(profiles=({"N": DimRange(1, 1, 1)},)), {"x": static})
     assert (broken.must, broken.got) == ("be given only for inputs with dynamic dimensions", "1")
+    assert broken.hint == "Leave it out, or give a dimension of the inputs a range."
 
 
 def test_one_out_of_order_hides_no_other_problem(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import nets
@@ -216,3 +217,15 @@ def test_a_constant_that_equals_a_dynamic_extent_at_the_examples_size_fixes_no_d
         x = nets.images(batch, 4, 16, seed=batch)
         with torch.inference_mode():
             torch.testing.assert_close(captured.graph(x)[0], model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_axis_that_the_graph_has_not_is_refused() -> None:
+    loaded = nets.residual()
+    (output,) = loaded.outputs
+    other = replace(loaded, outputs=(replace(output, batch_axis=None),))
+    with pytest.raises(BuildError) as caught:
+        capture(other)
+    assert str(caught.value) == (
+        "outputs.logits: torch.export gives the shape ['N', 5], and the model itself returns ['N', 5]. It computes "
+        "another thing for other batch sizes: make it independent of them."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import nets
@@ -110,5 +111,21 @@ def test_a_model_that_gives_nan_for_one_sample_is_said() -> None:
         corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
     assert str(caught.value) == (
         "capture: output logits of the model itself holds NaN or infinity for x [1, 3, 8, 8], which the job declares. "
+        "Narrow the range in inputs, or make the model take it."
+    )
+
+
+def test_a_graph_that_fails_at_a_corner_is_said() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("one is too few")
+
+    loaded = nets.loaded(nets.Residual().eval())
+    samples = {"x": nets.images(4, 3, 8, 8).numpy()}
+    captured = replace(capture(loaded), graph=Fails())
+    with pytest.raises(BuildError) as caught:
+        require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+    assert str(caught.value) == (
+        "capture: the graph of the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. "
         "Narrow the range in inputs, or make the model take it."
     )

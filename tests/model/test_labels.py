@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from calib.data import Source
+from calib.errors import CalibError
 from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
@@ -203,6 +204,14 @@ class Listed:
 
     def content(self, at: int) -> str:
         return str(at)
+
+
+def test_samples_without_class_names_cannot_be_numbered() -> None:
+    listed = Listed(("a",), (0,))
+    listed.classes = None  # type: ignore[assignment]
+    with pytest.raises(CalibError) as caught:
+        Source(listed, [InputSpec("x", "float32", (1,))], range(1)).numbered_by(["a"])
+    assert str(caught.value) == ("labels: the samples have no class names. Give images in one folder for each class.")
 
 
 @settings(max_examples=50)

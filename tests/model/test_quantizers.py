@@ -39,3 +39,15 @@ def test_a_fake_quantizer_of_another_kind_is_refused_when_it_is_executed() -> No
         "model.factory: 0 must be a fake quantizer of symmetric INT8 with fixed scales (got "
         "torchao.quantization.FakeQuantizerBase). Give the model in FP32, which trtpipe then quantizes itself."
     )
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_weights_that_are_stored_quantized_are_refused() -> None:
+    network = torch.nn.Module()
+    network.register_buffer("stored", torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8))
+    with pytest.raises(InputError) as caught:
+        take_quantizers_off(network, "model.factory")
+    assert str(caught.value) == (
+        "model.factory: stored must be in floating point (got torch.qint8). Give the model in FP32, which trtpipe "
+        "then quantizes itself."
+    )

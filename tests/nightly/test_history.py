@@ -119,7 +119,7 @@ def test_a_row_that_trtpipe_did_not_write_is_said(tmp_path, text):
         history._db.execute("UPDATE results SET data = ?", (text,))
         for ask in (lambda: history.of_job("j"), lambda: history.latest(99), lambda: history.recent(99)):
             with pytest.raises(
-                InputError, match=r"h\.sqlite: must be a history of trtpipe \(got: a row that trtpipe can"
+                InputError, match=r"h\.sqlite: must be a history of trtpipe \(got: a row that trtpipe cannot read: .*\)"
             ):
                 ask()
 

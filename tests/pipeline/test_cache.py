@@ -244,7 +244,7 @@ def test_a_store_that_cannot_be_reached_is_said_once_and_done_without(tmp_path, 
 def test_stores_that_cannot_be_opened_are_said():
     with pytest.raises(InputError, match=r"--store: must be an address that fsspec knows \(got 'nosuch://x'"):
         Store("nosuch://x")
-    with pytest.raises(MissingError, match=r"--store: abfs://x needs another package"):
+    with pytest.raises(MissingError, match=r"--store: abfs://x needs another package \(got: .*\)\. Install it\."):
         Store("abfs://x")
 
 

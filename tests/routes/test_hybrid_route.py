@@ -315,3 +315,13 @@ def test_an_argument_that_no_file_can_hold_is_refused():
     assert str(caught.value).startswith(
         "build: arguments of an operation that stays in PyTorch must be tensors and numbers (got <class "
     )
+
+
+def test_what_is_no_operation_is_not_taken():
+    node = torch.fx.Graph().placeholder("x")
+    with pytest.raises(BuildError) as caught:
+        hybrid_route._node(node, torch.nn.Module(), {}, hybrid_route._Draft(), "")
+    assert str(caught.value) == (
+        "build: x must be an operation of a graph (got placeholder). Leave build.allow_torch_fallback out and use "
+        "build.route onnx, or rewrite the operation."
+    )

@@ -159,3 +159,32 @@ def test_bindings_may_have_the_names_of_values_and_weights_inside(end: str) -> N
         with OrtRunner(to_onnx(replace(program, **bound)).data, as_written=True) as runner:
             found = runner.run({names["x"]: x})
         assert np.array_equal(found[names["logits"]], expected), name
+
+
+def test_what_the_exporter_does_not_translate_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized, _ = lowered("residual")
+
+    def export(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no translation")
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    with pytest.raises(BuildError) as caught:
+        to_onnx(quantized)
+    assert str(caught.value) == (
+        "onnx: an operation has no ONNX translation (RuntimeError: no translation). Rewrite the operation named, or "
+        "take another build.route."
+    )
+
+
+def test_an_exported_file_that_is_not_valid_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized, _ = lowered("residual")
+
+    def check_model(model: bytes, full_check: bool = False) -> None:
+        raise onnx.checker.ValidationError("no such operator")
+
+    monkeypatch.setattr(onnx.checker, "check_model", check_model)
+    with pytest.raises(BuildError) as caught:
+        to_onnx(quantized)
+    assert str(caught.value) == (
+        "onnx: the exported file is not valid (no such operator). This is a bug of the exporter."
+    )

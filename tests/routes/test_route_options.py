@@ -93,6 +93,14 @@ def test_an_option_is_honoured_or_refused_with_the_nearest_legal_one(route, fiel
     assert expected in message
 
 
+def test_an_engine_for_other_releases_has_no_lean_runtime_of_its_own() -> None:
+    found = dict(options.refusals(build("torch_tensorrt", version_compatible=True), "torch_tensorrt"))
+    assert found["build.version_compatible"] == (
+        "build.version_compatible: must go with build.exclude_lean_runtime, which Torch-TensorRT always sets on route "
+        "torch_tensorrt (got True). Set both, or use build.route onnx."
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
@@ -102,7 +110,7 @@ def test_an_option_is_honoured_or_refused_with_the_nearest_legal_one(route, fiel
 )
 def test_dla_options_need_dla_as_the_default(fields, path):
     found = dict(options.refusals(build("torch_tensorrt", **fields), "torch_tensorrt"))
-    assert "build.default_device_type dla" in found[path]
+    assert f"{path}: must go with build.default_device_type dla on route torch_tensorrt (got " in found[path]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GOLDEN, GRAPH
 from trtpipe.cli.main import main
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
@@ -344,3 +344,14 @@ def test_elsewhere_there_is_slack_for_another_rounding(tmp_path: Path, monkeypat
     slacks.clear()
     executor.open_graph(bundle)
     assert slacks == [1.0, 1.25]
+
+
+def test_a_bundle_without_a_graph_is_not_run_as_one(tmp_path: Path) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    files = {n: f for n, f in bundle.manifest.files.items() if n != "model.onnx"}
+    bare = replace(bundle, manifest=bundle.manifest.model_copy(update={"files": files}))
+    with pytest.raises(InputError) as caught:
+        executor.read_graph(bare)
+    assert str(caught.value) == (
+        f"{bundle.path}: must hold model.onnx to be run as a graph (it does not). Run it on its GPU."
+    )

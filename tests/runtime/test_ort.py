@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import nets
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, MissingError
+from trtpipe.packages import broken
 from trtpipe.runtime.half_rounding import Unrounded, rounded
 from trtpipe.runtime.onnxruntime import OrtRunner
 
@@ -153,3 +155,19 @@ def test_nodes_are_executed_in_the_order_of_the_file(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     OrtRunner(product_of_three())
     assert given[0].execution_order == onnxruntime.ExecutionOrder.PRIORITY_BASED
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (None, "onnxruntime: not installed, and a graph on the CPU is run with it. Run: "),
+        (ModuleType("onnxruntime"), broken("onnxruntime", "it has no InferenceSession")),
+    ],
+)
+def test_what_is_no_onnxruntime_is_said(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType | None, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    with pytest.raises(MissingError) as caught:
+        OrtRunner(b"")
+    assert str(caught.value).startswith(message)

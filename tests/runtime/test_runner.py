@@ -185,7 +185,7 @@ def test_no_images_at_all(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "c")
     with (
         trtpipe.load(tmp_path / "c") as model,
-        pytest.raises(InputError, match=r"no image was given"),
+        pytest.raises(InputError, match=r"no image was given\. Give at least one\."),
     ):
         model([])
 

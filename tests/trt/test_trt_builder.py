@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from trt_graphs import BATCH, cast_model, conv_model
@@ -15,7 +17,7 @@ from trtpipe import errors
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
-from trtpipe.trt import config, driver, flavour, network, plan, plugins
+from trtpipe.trt import config, driver, flavour, implicit, network, plan, plugins
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.options import refusals
@@ -341,3 +343,23 @@ def test_plugins_are_loaded_before_the_graph_is_parsed_and_kept_with_the_engine(
     assert order == [{"libtwice.so": b"native code"}, "parse"]
     assert engine.plugins == {"libtwice.so": b"native code"}
     assert "plugins" not in engine.options  # a path of this machine
+
+
+def test_a_profile_that_tensorrt_does_not_accept_is_said() -> None:
+    builder, settings = Mock(), Mock()
+    settings.add_optimization_profile.return_value = -1
+    settings.set_calibration_profile.return_value = False
+    release = SimpleNamespace(title="TensorRT 10.3.0")
+    inputs = (TensorSpec("x", "float32", ("N", 3), {"N": DimRange(1, 2, 4)}),)
+    with pytest.raises(errors.InputError) as profile:
+        config.add_profiles(release, builder, settings, inputs, Build())  # type: ignore[arg-type]
+    assert str(profile.value) == (
+        "build.profiles[0]: TensorRT 10.3.0 does not accept the profile ({'N': DimRange(min=1, opt=2, max=4)}). Check "
+        "its ranges against the model."
+    )
+    with pytest.raises(errors.BuildError) as calibration:
+        implicit.attach(release, builder, settings, Mock(), inputs, 8)  # type: ignore[arg-type]
+    assert str(calibration.value) == (
+        "build.quantization: TensorRT 10.3.0 does not accept the calibration profile (batch 8). Set "
+        "calibration.batch_size within the range of the inputs' batch."
+    )

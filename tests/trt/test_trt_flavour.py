@@ -136,3 +136,12 @@ def test_a_library_that_does_not_load(monkeypatch, kind):
     monkeypatch.setattr(flavour.importlib, "import_module", broken)
     with pytest.raises(MissingError, match=r"cannot be imported here \(libnvinfer\.so\.10: cannot open"):
         load("tensorrt")
+
+
+def test_what_an_uninstalled_tensorrt_leaves_is_no_tensorrt(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", types.ModuleType("tensorrt"))
+    with pytest.raises(MissingError) as caught:
+        load("tensorrt")
+    assert str(caught.value).startswith(
+        "build.target: tensorrt cannot be imported here (it has no __version__). Install it: pip "
+    )

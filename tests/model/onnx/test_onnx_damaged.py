@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import InputError
-from trtpipe.model.onnx.reading import opened
+from trtpipe.model.onnx.reading import OnnxFile, opened
+from trtpipe.model.onnx.reference import Reference
 
 SHAPE = (3, 3, 3, 3)
 WEIGHT = numpy_helper.from_array(np.ones(SHAPE, np.float32), "w")
@@ -55,7 +56,7 @@ DAMAGED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "two nodes of one output": (lambda: model([CONV, helper.make_node("Relu", ["x"], ["y"])]), ": "),
     "too little data": (lambda: raw(b"1234"), f": {DATA}"),
     "no data for a huge shape": (lambda: raw(b"", (2**20, 2**20, 2**10)), f": {DATA}"),
-    "a negative size": (lambda: raw(b"1234" * 81, (-3, 3, 3, 3)), f": {DATA}"),
+    "a negative size": (lambda: raw(b"1234" * 81, (-3, 3, 3, 3)), f": {DATA}-81 values for the shape [-3,3,3,3]"),
     "an offset beyond the data": (lambda: beside(offset=10**18, length=324), f": {DATA}"),
     "a length beyond the data": (lambda: beside(offset=300, length=324), f": {DATA}"),
 }
@@ -71,6 +72,13 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
         opened(path)
     assert str(caught.value).startswith(f"model.onnx: must be an ONNX file (got net.onnx{reason}")
     assert str(caught.value).endswith("). Export it again.")
+
+
+def test_a_file_that_onnx_runtime_cannot_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"^model\.onnx: ONNX Runtime cannot run it \(.+\)\. Export it again\.$"):
+        Reference(OnnxFile(path, (), (), (), {}, quantized=False, cut=False, notes=()))
 
 
 def test_a_whole_file_is_taken(tmp_path: Path) -> None:

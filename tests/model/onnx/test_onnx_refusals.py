@@ -22,6 +22,9 @@ HALF, WHOLE = np.array(0.5, np.float32), np.array(1.0, np.float32)
 OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("ConvTranspose", {"pads": [0, 0, 1, 1]}, [np.ones((1, 1, 3, 3), np.float32)],
      "has an output_shape or uneven pads. Export it with even pads and output_padding."),
+    ("AveragePool", {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}, [],
+     "has dilations, or uneven pads that are not counted. Export it with even pads."),
+    ("Cast", {"to": 8}, [], "casts to a type that is not known here (8). Export it in FP32."),
     ("LRN", {"size": 4}, [], "has an even size (4). Export it with an odd one."),
     ("Resize", {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
      [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
@@ -74,6 +77,19 @@ def test_an_operation_that_pytorch_has_not(
     with pytest.raises(InputError) as caught:
         load_network(saved(tmp_path / "m.onnx", [node], constants))(torch.from_numpy(PLANE))
     assert str(caught.value) == f"model.onnx: {operator} (n0) {what}"
+
+
+def test_a_shape_that_is_computed_from_the_data(tmp_path: Path) -> None:
+    made = [
+        helper.make_node("Cast", ["x"], ["s"], "n0", to=onnx.TensorProto.INT64),
+        helper.make_node("Reshape", ["x", "s"], ["y"], "n1"),
+    ]
+    with pytest.raises(InputError) as caught:
+        load_network(saved(tmp_path / "m.onnx", made, {}))(torch.from_numpy(PLANE))
+    assert str(caught.value) == (
+        "model.onnx: Reshape (n1) takes a shape, an axis or a limit that is computed from the data, which no engine "
+        "can be built for. Export the network with constants there."
+    )
 
 
 @pytest.mark.parametrize(("nodes", "constants", "what"), QUANTIZED)
