@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
 #: Their docstrings are what `--help` prints.
 COMMANDS = ROOT / "trtpipe" / "cli" / "commands"
-#: So many words of a message in a row, wherever in it, have to stand in a test.
-RUN = 3
+#: So many words of a message in a row, wherever in it, have to stand in a test; as many as it has, if it is shorter.
+RUN = 5
 #: The form of a message: `<where>: must <what> (got <value>).`
 OF_THE_FORM = re.compile(r"\(got |(^|: )must ")
 #: A docstring that says the dtype or shape of an array.
@@ -32,9 +32,9 @@ def words(text: str) -> list[str]:
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    """Every `RUN` words in a row."""
+    """Every 3 to `RUN` words in a row."""
     said = words(text)
-    return {tuple(said[i : i + RUN]) for i in range(len(said) - RUN + 1)}
+    return {tuple(said[i : i + n]) for n in range(3, RUN + 1) for i in range(len(said) - n + 1)}
 
 
 def parts(node: ast.AST) -> list[str]:
@@ -96,7 +96,7 @@ def untested(module: ast.Module, tested: set[tuple[str, ...]]) -> list[tuple[int
     return [
         (line, " {} ".join(part.strip() for part in found))
         for line, found in dict.fromkeys((line, tuple(found)) for line, found in messages(module))
-        if (said := set().union(*map(runs, found))) and not said & tested
+        if (said := set().union(*map(runs, found))) and not {r for r in said if len(r) == max(map(len, said))} & tested
     ]
 
 

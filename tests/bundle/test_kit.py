@@ -16,6 +16,7 @@ from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
 from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build
+from trtpipe.pipeline.kit import finish_kit
 from trtpipe.progress import Silent
 from trtpipe.values import Engine, OnnxModel
 
@@ -125,3 +126,14 @@ def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
         write_bundle(tmp_path / "b", foreign, files)
     with pytest.raises(InputError, match="a plan must begin with ftrt or vtrt"):
         write_bundle(tmp_path / "b", manifest, {**files, "model.engine": b"#!/bin/sh"})
+
+
+def test_a_kit_without_the_check_of_its_graph_is_not_finished(tmp_path: Path) -> None:
+    contents = kit_contents(
+        shipping.manifest(build=Build(target="onnxruntime"), kind="kit", engine=None, check=None), GRAPH, many(),
+        b"{}\n", {"report.html": b"r"}
+    )  # fmt: skip
+    write_bundle(tmp_path / "k", *contents)
+    with pytest.raises(InputError) as caught:
+        finish_kit(tmp_path / "k", tmp_path / "out", Silent())
+    assert str(caught.value) == f"{tmp_path / 'k'}: the kit does not hold the check of its graph. Prepare it again."

@@ -152,9 +152,7 @@ def test_a_numba_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "calib.kernel", None)
     with pytest.raises(CalibError) as caught:
         _kernel()
-    assert str(caught.value) == (
-        "observer: numba, which counts on the CPU, cannot be imported. Install trtpipe[build], or numba."
-    )
+    assert str(caught.value) == ("observer: numba, which counts on the CPU, cannot be imported. Install it.")
 
 
 def test_the_openmp_region_refers_to_nothing_around_it() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark
-from trtpipe.model.quantizers import _Affine, _mark, take_quantizers_off
+from trtpipe.model.quantizers import _Affine, _mark, _take_qdq_off, take_quantizers_off
+from trtpipe.model.torch_versions import graph_module
 
 
 def test_scales_are_a_mark() -> None:
@@ -50,4 +51,18 @@ def test_weights_that_are_stored_quantized_are_refused() -> None:
     assert str(caught.value) == (
         "model.factory: stored must be in floating point (got torch.qint8). Give the model in FP32, which trtpipe "
         "then quantizes itself."
+    )
+
+
+def test_a_dequantize_of_integers_that_the_model_is_given_is_refused() -> None:
+    class Stored(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.quantized_decomposed.dequantize_per_tensor.default(x, 0.1, 0, -128, 127, torch.int8)
+
+    graph = graph_module(torch.export.export(Stored(), (torch.zeros(2, 2, dtype=torch.int8),)))
+    with pytest.raises(InputError) as caught:
+        _take_qdq_off(graph, "model.program", False)
+    assert str(caught.value) == (
+        "model.program: dequantize_per_tensor dequantizes what no quantize has made (x). Give the model in FP32, "
+        "which trtpipe then quantizes itself."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from jobs import GOOD
 
+from trtpipe.errors import MissingError
 from trtpipe.model import torch_versions
 from trtpipe.model.torch_versions import misfit, needs_torchao, release, unsupported
 from trtpipe.pipeline.validate import validate
@@ -113,3 +115,16 @@ def test_the_page_is_what_the_program_writes():
 
     rows = json.loads((ROOT / "benchmarks/results/support.json").read_text())
     assert (ROOT / "docs/support.md").read_text() == support_matrix.document(rows)
+
+
+def test_a_torchao_that_lacks_what_is_taken_of_it_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "trtpipe.model.pt2e", raising=False)
+    monkeypatch.setitem(sys.modules, "torchao.quantization.pt2e.utils", None)
+    monkeypatch.setattr(torch_versions, "misfit", lambda *_: None)
+    with pytest.raises(MissingError) as caught:
+        importlib.import_module("trtpipe.model.pt2e")
+    assert str(caught.value) == (
+        f"torchao {metadata.version('torchao')} cannot be imported with torch {torch.__version__} (got: import of "
+        "torchao.quantization.pt2e.utils halted; None in sys.modules). docs/support.md lists releases that fit each "
+        "other."
+    )

@@ -101,3 +101,18 @@ def test_a_quantized_output_is_named_by_its_module() -> None:
     assert capture(nets.loaded(Last(), ("N", 4))).notes == (
         "head (linear): its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing",
     )
+
+
+def test_an_activation_with_a_scale_for_each_channel_is_refused() -> None:
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = mark(self.head.weight, Mark((0.01,) * 5, 0))
+            return nn.functional.linear(mark(x, Mark((0.1,) * 4, 1)), weight, self.head.bias)
+
+    with pytest.raises(InputError) as caught:
+        given_amax(capture(nets.loaded(Channels(), ("N", 4))))
+    assert str(caught.value) == "model: an activation must have one scale (got 4). Quantize it by tensor."

@@ -68,3 +68,14 @@ def test_what_symmetric_int8_does_not_cover_is_an_error():
     graph = graph_module(torch.export.export(Shifted(), (torch.zeros(2, 2),)))
     with pytest.raises(ValueError, match=r"the zero point must be 0 \(got 3\)"):
         rewritten(graph)
+
+
+def test_a_weight_that_is_quantized_when_it_runs_is_an_error():
+    class Runs(torch.nn.Module):
+        def forward(self, x):
+            scales, zeros = torch.full((2,), 0.1), torch.zeros(2, dtype=torch.int64)
+            return THEIRS.quantize_per_channel.default(x, scales, zeros, 0, -128, 127, torch.int8)
+
+    graph = graph_module(torch.export.export(Runs(), (torch.zeros(2, 2),)))
+    with pytest.raises(ValueError, match=r"quantize_per_channel: weights must be stored as INT8 \(got a Q that runs\)"):
+        rewritten(graph)

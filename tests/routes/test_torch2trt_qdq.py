@@ -256,3 +256,9 @@ def test_the_program_is_left_as_it_was(double, small):
     assert [x.kind for x in first.layers] == [x.kind for x in second.layers]
     program = quantized.program
     assert not any(hasattr(t, "_trt") for t in (*program.state_dict.values(), *program.constants.values()))
+
+
+def test_an_output_padding_beyond_the_padding_is_an_error(double):
+    up = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1))
+    with pytest.raises(BuildError, match="output_padding must be at most padding for TensorRT"):
+        compiled(line(up, 8, 4))

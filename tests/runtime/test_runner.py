@@ -449,3 +449,11 @@ def test_a_dimension_of_two_inputs_has_one_size() -> None:
     with pytest.raises(InputError) as caught:
         Model._check_arrays(model, {"a": five, "b": one})  # type: ignore[arg-type]
     assert str(caught.value) == "out/two: L must be one size in inputs a and b (got 5 and 1). Pad or cut one."
+
+
+def test_images_are_for_models_of_one_input() -> None:
+    inputs = tuple(TensorSpec(name, "float32", ("N", 4), {}) for name in ("left", "right"))
+    model = SimpleNamespace(manifest=SimpleNamespace(inputs=inputs), bundle=SimpleNamespace(path="out/two"))
+    with pytest.raises(InputError) as caught:
+        Model._only_input(model)  # type: ignore[arg-type]
+    assert str(caught.value) == ("out/two: must have one input to take images (got left, right). Give arrays by name.")
