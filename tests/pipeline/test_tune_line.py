@@ -75,7 +75,7 @@ def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
     assert (built.bundle.path / "model.onnx").stat().st_size == file["trials"][-1]["size_bytes"]
 
 
-@pytest.mark.parametrize("algorithm", ["minmax", "percentile", "mse"])
+@pytest.mark.parametrize("algorithm", ["minmax", "percentile"])
 def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, algorithm):
     """With corrections, which are fitted to the thresholds of the algorithm."""
     from trtpipe.pipeline import stages as line
