@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -105,10 +106,11 @@ def broken(module: str, reason: object) -> str:
     """Why a module that is installed cannot be used, and what repairs it; `reason` is the error of its import."""
     installed = package(module)
     name = module if installed is None else installed.distribution
+    again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
     said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
     return (
-        f"{module} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages that it "
-        f"needs. Run: pip install --force-reinstall {name}"
+        f"{module} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages or the "
+        f"driver that it needs. Run: {again}"
     )
 
 
@@ -136,6 +138,13 @@ def version(module: str) -> str | None:
     """The version of the distribution that `import module` takes the module from."""
     installed = package(module)
     return None if installed is None else installed.version
+
+
+def cuda_major(module: str) -> int | None:
+    """The major of CUDA that what is installed of a module is built for, as the distributions' names say it; None where
+    none does."""
+    named = re.findall(r"-cu(\d+)", " ".join(p.distribution for p in _installed(distributions(module))))
+    return max(map(int, named), default=None)
 
 
 def distributions(module: str) -> tuple[str, ...]:

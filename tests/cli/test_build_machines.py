@@ -24,7 +24,12 @@ JOBS = {
     "int8": (),
     "fp8": ("precision.int8_mode=false", "precision.fp8_mode=true"),
     "fp4": ("precision.int8_mode=false", "precision.nvfp4_mode=true"),
-    "dla": ("build.default_device_type=dla", "build.gpu_fallback=true", "build.quantization=implicit"),
+    "dla": (
+        "build.default_device_type=dla",
+        "build.gpu_fallback=true",
+        "build.quantization=implicit",
+        "inputs.image={shape: [8, 1, 32, 32]}",
+    ),
     "implicit": ("build.quantization=implicit",),
 }
 #: Device, the name that its driver gives, compute capability and TensorRT there: the jobs that are built, by typing.

@@ -338,3 +338,30 @@ def test_the_digest_is_of_all_that_a_figure_depends_on() -> None:
     ]
     assert len({m.digest for m in made}) == len(made)
     assert made[0].digest == judgement(OwnMetric(function="mae"), labels, reference).digest
+
+
+def test_a_sample_counts_on_both_sides_or_not_at_all() -> None:
+    """Of one number a sample: NaN in the baseline leaves a sample out, NaN in what was executed alone is a problem."""
+    judges = (Judge("own", lambda outputs, labels, ids: outputs["y"][:, 0], {}),)
+    nan = math.nan
+    reference = {"y": np.array([[1.0], [0.5], [nan], [0.75]])}
+    made = Judgement(judges, None, tuple("abcd"), reference)
+    metrics, problems = made.measure({"y": np.array([[0.5], [0.5], [9.0], [0.75]])})
+    values = {m.name: m.value for m in metrics}
+    assert values == {"own_baseline": 0.75, "own_engine": pytest.approx(7 / 12), "own_drop": pytest.approx(1 / 6)}
+    assert problems == []
+    assert made.says_nothing() == ("own: 1 of 4 samples have no number in the baseline (NaN) and do not count",)
+    _, problems = made.measure({"y": np.array([[1.0], [nan], [nan], [nan]])})
+    assert problems == ["own is NaN in 2 of 4 samples of what was executed, in which it is a number in the baseline"]
+
+
+@pytest.mark.parametrize("function", ["mae", "cosine", "psnr"])
+def test_built_in_metrics_are_of_samples(function: str) -> None:
+    own = OwnMetric(function=function, args={"output": "k"})
+    made = judgement(own, np.zeros((6, 3)), {"y": np.ones((6, 3)), "k": np.ones((2, 3))})
+    text = (
+        "check.metrics.m: output k must have one row a sample (got one a batch, 2 for 6 samples). Name another output, "
+        "or give a callable."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        made.require_figures()

@@ -116,7 +116,8 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(monkeypatch):
     with pytest.raises(MissingError) as raised:
         wanted_device()
     assert str(raised.value) == (
-        "--device: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build and NVIDIA's driver, "
+        "--device or TRTPIPE_DEVICE: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build "
+        "and NVIDIA's driver, "
         "or leave it out."
     )
     monkeypatch.setenv(VARIABLE, "gpu")

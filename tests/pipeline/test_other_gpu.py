@@ -30,8 +30,8 @@ build: {target: tensorrt_rtx, compute_capability: [8.6, 8.9]}
 check: {arrays: x.npy, batch_size: 4}
 """
 WHY = (
-    "compute capability: the engine must run on 8.6, 8.9 (got 9.0, NVIDIA H100). Build the bundle for this device, or "
-    "with hardware compatibility."
+    "compute capability: the engine must run on 8.6, 8.9 (got 9.0, NVIDIA H100). Build the bundle for "
+    "target tensorrt on this device."
 )
 
 
@@ -41,7 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(10, 1, 8, 8)).astype(np.float32))
     (tmp_path / "job.yaml").write_text(JOB)
-    h100 = driver.Driver("12.8", (driver.Gpu(0, "NVIDIA H100", "9.0", 80 << 30),))
+    h100 = driver.Driver("13.0", (driver.Gpu(0, "NVIDIA H100", "9.0", 80 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: h100)
     assert device.this_device().compute_capability == "9.0"
     return tmp_path / "job.yaml"

@@ -61,9 +61,10 @@ def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:
     assert "model.baseline: must be given only with factory (got baseline with program)" in str(caught.value)
 
 
-#: Saves a program with torchvision's roi_align, with a class that an exporter registered, or with an operation.
+#: Saves a program with torchvision's roi_align, or a class, a namedtuple or an operation that an exporter registered.
 EXPORTS = """
 import sys, torch, torchvision
+from collections import namedtuple
 from dataclasses import dataclass
 @dataclass
 class Found:
@@ -74,17 +75,19 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 @twice.register_fake
 def _(x):
     return torch.empty_like(x)
+Pair = namedtuple("Pair", ["y"])
+torch.utils._pytree._register_namedtuple(Pair, serialized_type_name="mine.Pair")
 torch.export.register_dataclass(Found, serialized_type_name="mine.Found")
 class Net(torch.nn.Module):
     def forward(self, x):
         if sys.argv[1] == "roi":
             return torchvision.ops.roi_align(x, x.new_tensor([[0, 0, 0, 4, 4]]), 2)
-        return Found(x * 2) if sys.argv[1] == "class" else twice(x)
+        return {"class": Found, "tuple": Pair, "operation": twice}[sys.argv[1]](x)
 torch.export.save(torch.export.export(Net(), (torch.zeros(2, 3, 8, 8),)), sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("kind", ["roi", "class", "operation"])
+@pytest.mark.parametrize("kind", ["roi", "class", "tuple", "operation"])
 def test_what_only_other_code_registers(kind: str, tmp_path: Path) -> None:
     """Read in a process of its own, which has imported nothing but trtpipe."""
     path = tmp_path / "net.pt2"
@@ -92,7 +95,7 @@ def test_what_only_other_code_registers(kind: str, tmp_path: Path) -> None:
     code = "import sys; from trtpipe.model.load import _read; _read(sys.argv[1])"
     read = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
     last = (read.stderr.splitlines() or [""])[-1]
-    name = {"class": "mine.Found", "operation": "mine.twice"}.get(kind)
+    name = {"class": "mine.Found", "tuple": "mine.Pair", "operation": "mine.twice"}.get(kind)
     assert last == (
         ""
         if name is None

@@ -193,12 +193,12 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
          "it out, or use build.quantization implicit."),
         ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"device_types": {"*": "dla"}}}, "10.3",
          "build.quantization", "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it."),
+        ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
+         "build.default_device_type",
+         "must be gpu for inputs with dynamic dimensions (got dla). Declare numbers in inputs.*.shape."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "batch_size": 32}}, "10.3", "calibration.batch_size",
          "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
          "engine's own profile (got 32). Set it to 8."),
-        ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
-         "build.default_device_type",
-         "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape."),
     ],
 )  # fmt: skip
 def test_what_torch2trt_cannot_do_is_said_at_plan_time(tmp_path, sections, release, path, text):
@@ -382,3 +382,15 @@ def test_a_stripped_plan_goes_with_refit(tmp_path):
         "must go with build.refit all or identical on route torch_tensorrt (got True). Set build.refit, or use "
         "build.route onnx.",
     )
+
+
+@pytest.mark.parametrize("route", ["onnx", "torch2trt"])
+@pytest.mark.parametrize("key", ["default_device_type", "device_types"])
+def test_a_dla_takes_no_dynamic_dimension(tmp_path, route, key):
+    build = {key: "dla" if key == "default_device_type" else {"stem": "dla", "*": "gpu"}}
+    sections = {"build": build, "precision": {"fp16_mode": True}}
+    assert [
+        p.text
+        for p in validate(job_text(tmp_path, route, **sections), here=False, version="10.3")
+        if p.path == f"build.{key}"
+    ] == ["must be gpu for inputs with dynamic dimensions (got dla). Declare numbers in inputs.*.shape."]

@@ -24,10 +24,12 @@ RTX, TEN, ELEVEN = ("tensorrt-rtx", "1.7.1.116"), ("tensorrt", "10.3.0"), ("tens
 def machine(monkeypatch):
     """A function that describes a machine and returns its diagnosis."""
 
-    def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64", failed=None):
+    def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64", failed=None,
+                built_for=12):  # fmt: skip
         monkeypatch.setattr(driver, "probe", lambda: gpu)
         monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
-        monkeypatch.setattr(doctor, "is_jetson", lambda: jetson)
+        monkeypatch.setattr(driver, "is_jetson", lambda: jetson)
+        monkeypatch.setattr(doctor, "cuda_major", lambda module: built_for)
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
         by_module = {module: packages.get(name) for name, module in doctor.PACKAGES}
         monkeypatch.setattr(doctor, "version", by_module.get)
@@ -162,8 +164,8 @@ def test_what_cannot_be_imported_cannot_be_done(machine, module, lost):
     assert {what for what, possible in can(whole).items() if possible != can(broken)[what]} == lost
     for what in lost:
         assert why(broken, what) == (
-            f"{module} is installed and cannot be imported (E: x). It is damaged, or does not fit the packages "
-            "that it needs."
+            f"{module} is installed and cannot be imported (E: x). It is damaged, or does not fit the packages or the "
+            "driver that it needs."
         )
     assert any(c.startswith("pip install --force-reinstall ") for c in broken.commands)
 
@@ -210,3 +212,23 @@ def test_torch_tensorrt_needs_the_tensorrt_it_is_made_for(machine):
     assert why(found, "torch_tensorrt") == ("torch-tensorrt-rtx 2.14.0 needs tensorrt_rtx, which is not installed")
     assert "pip install 'trtpipe[rtx]'" in found.commands
     assert can(machine(L4, {"tensorrt_rtx": RTX}))["build by route torch_tensorrt"]
+
+
+def test_a_driver_that_is_older_than_the_cuda_of_what_is_installed(machine):
+    found = machine(L4, {"tensorrt_rtx": RTX, "tensorrt": TEN}, built_for=13)
+    for what in ("run an engine (target tensorrt_rtx)", "build and run an engine (target tensorrt)"):
+        assert not can(found)[what]
+        assert why(found, what) == (
+            f"what is installed of {what.split()[-1].strip(')')} must have a driver of CUDA 13 (got CUDA 12.6)"
+        )
+    assert can(found)["build an engine (target tensorrt_rtx)"]
+
+
+def test_torch_tensorrt_is_not_advised_beside_a_torch_that_it_would_replace(machine):
+    packages = {k: v for k, v in ALL.items() if k != "torch-tensorrt"} | {"torch": "2.8.0", "torchao": "0.13.0"}
+    packages["torch_tensorrt"] = None
+    found = machine(L4, {"tensorrt": TEN}, packages)
+    assert why(found, "route torch_tensorrt") == (
+        "Torch-TensorRT 2.14, whose arguments are known, needs torch 2.14 (got 2.8.0)"
+    )
+    assert not any("torch-tensorrt" in command for command in found.commands)

@@ -12,13 +12,14 @@ import trtpipe
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 from trtpipe.values import Engine, OnnxModel
 
 
 def gpu(capability: str | None) -> driver.Driver:
     if capability is None:
         return driver.Driver(problem="no driver")
-    return driver.Driver("12.8", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
+    return driver.Driver("13.0", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
 
 
 def built(target: str, capabilities: tuple[str, ...], **options: Any) -> Engine:
@@ -44,10 +45,12 @@ def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
     if here is None or executed == "engine":
         assert notes == ()
     else:
+        named = here in RTX_COMPUTE_CAPABILITIES
+        advice = f"Build the bundle with {here} in build.compute_capability."
+        advice = advice if named else "Build the bundle for target tensorrt on this device."
         assert notes == (
             "the graph was executed, as the engine does not run on this machine: compute capability: the engine must "
-            f"run on {', '.join(capabilities)} (got {here}, GPU {here}). Build the bundle for this device, or with "
-            "hardware compatibility.",
+            f"run on {', '.join(capabilities)} (got {here}, GPU {here}). {advice}",
         )
 
 
@@ -75,9 +78,9 @@ def test_where_another_gpu_of_the_machine_fits_it_is_named(monkeypatch: pytest.M
     gpus = tuple(driver.Gpu(i, name, capability, 8 << 30) for i, (name, capability) in enumerate(kinds))
     monkeypatch.setenv(driver.VISIBLE, "5,7, GPU-3f")
     for count, said in ((3, " Or use L4, which is here too: set CUDA_VISIBLE_DEVICES=GPU-3f."), (2, "")):
-        monkeypatch.setattr(driver, "probe", lambda count=count: driver.Driver("12.8", gpus[:count]))
+        monkeypatch.setattr(driver, "probe", lambda count=count: driver.Driver("13.0", gpus[:count]))
         (note,) = executor.graph_notes(built("tensorrt_rtx", ("8.6", "8.9")), "graph")
-        assert note.endswith(f"Build the bundle for this device, or with hardware compatibility.{said}")
+        assert note.endswith(f"Build the bundle for target tensorrt on this device.{said}")
 
 
 def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:

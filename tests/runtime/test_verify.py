@@ -14,8 +14,8 @@ from trtpipe.errors import MissingError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.runtime import device as device_module
 from trtpipe.runtime.compatibility import problems, remarks, require_fit
-from trtpipe.runtime.device import Device, is_jetson, this_device
-from trtpipe.trt import platforms
+from trtpipe.runtime.device import Device, this_device
+from trtpipe.trt import driver, platforms
 from trtpipe.trt.platforms import machine_name
 
 GPU_86 = Device("linux", "x86_64", {"tensorrt": "10.3.0.26", "tensorrt_rtx": "1.7.1.116"}, "8.6", "RTX A4000")
@@ -78,6 +78,8 @@ def test_fits(bundle: Manifest, device: Device) -> None:
 
 
 RTX = {"target": "tensorrt_rtx", "version": "1.7.1.116"}
+#: A driver of CUDA 12 and a runtime that is built for 13.
+OLD_DRIVER = replace(GPU_86, cuda="12.2", built_for={"tensorrt": 13, "tensorrt_rtx": 13})
 REFUSED: list[tuple[str, Manifest, Device, str]] = [
     (
         "8.6 on 8.7",
@@ -85,6 +87,27 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         ORIN,
         "compute capability: the engine must run on 8.6 (got 8.7, Orin). "
         "Build the bundle for this device, or with hardware compatibility.",
+    ),
+    (
+        "RTX for another GPU",
+        manifest(**RTX),
+        ADA,
+        "compute capability: the engine must run on 8.6 (got 8.9, L4). "
+        "Build the bundle with 8.9 in build.compute_capability.",
+    ),
+    (
+        "RTX for another GPU that it does not name",
+        manifest(**RTX),
+        replace(ADA, compute_capability="9.0", gpu="H100"),
+        "compute capability: the engine must run on 8.6 (got 9.0, H100). "
+        "Build the bundle for target tensorrt on this device.",
+    ),
+    (
+        "an old driver",
+        manifest(**RTX),
+        OLD_DRIVER,
+        "driver: what is installed of tensorrt_rtx must have a driver of CUDA 13 (got CUDA 12.2). Update the driver, "
+        "or install the package that is built for its CUDA.",
     ),
     (
         "ampere_plus on JetPack",
@@ -232,7 +255,19 @@ def test_every_mismatch_is_said() -> None:
 
 
 def test_a_kit_is_held_against_its_compiler() -> None:
+    anywhere = shipping.manifest(
+        kind="kit", engine=None, build=Build(target="tensorrt", hardware_compatibility="ampere_plus")
+    )
+    assert problems(anywhere, GPU_86) == ()
+    assert problems(anywhere, ORIN) == (
+        "build.hardware_compatibility: Orin must have an engine of its own, as none of ampere_plus runs on JetPack "
+        "(got ampere_plus). Leave it out.",
+    )
     kit = shipping.manifest(kind="kit", engine=None, build=Build(target="tensorrt"))
+    assert problems(kit, OLD_DRIVER) == (
+        "driver: what is installed of tensorrt must have a driver of CUDA 13 (got CUDA 12.2). Update the driver, or "
+        "install the package that is built for its CUDA.",
+    )
     assert problems(kit, ORIN) == ()
     assert problems(kit, replace(ORIN, versions={})) == (
         "runtime: TensorRT is not installed, and this kit is built with it. "
@@ -282,14 +317,14 @@ def test_this_device_is_read_from_metadata(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_jetson_is_told_by_what_jetpack_leaves(tmp_path: Path) -> None:
-    assert not is_jetson(tmp_path)
+    assert not driver.is_jetson(tmp_path)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "nv_tegra_release").touch()
-    assert is_jetson(tmp_path)
+    assert driver.is_jetson(tmp_path)
     board = tmp_path / "board" / "proc" / "device-tree"
     board.mkdir(parents=True)
     (board / "model").write_text("NVIDIA Jetson Orin Nano Developer Kit\0")
-    assert is_jetson(tmp_path / "board")
+    assert driver.is_jetson(tmp_path / "board")
 
 
 def test_machine_names_are_one_spelling() -> None:

@@ -78,7 +78,14 @@ def test_no_library(monkeypatch):
     assert probe() == Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
 
 
-def test_a_driver_that_does_not_start_is_asked_nothing_more(library):
+def test_gpus_that_are_hidden_are_no_fault_of_the_driver(library, monkeypatch):
+    monkeypatch.setenv(driver.VISIBLE, "5")
+    library(Cuda([], cuInit=100))
+    assert probe() == Driver(problem="CUDA_VISIBLE_DEVICES=5 leaves no GPU")
+
+
+def test_a_driver_that_does_not_start_is_asked_nothing_more(library, monkeypatch):
+    monkeypatch.delenv(driver.VISIBLE, raising=False)
     cuda = library(Cuda([], cuInit=100))
     assert probe() == Driver(problem="the NVIDIA driver does not start: CUDA_ERROR_NO_DEVICE")
     assert cuda.called == ["cuInit", "cuGetErrorName"]

@@ -85,6 +85,18 @@ REFUSED = [
       "Set build.exclude_lean_runtime too."]),
     ({"default_device_type": "dla"}, Precision(), TEN,
      ["build.default_device_type: DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode."]),
+    ({"default_device_type": "dla"}, Precision(bf16_mode=True), TEN,
+     ["build.default_device_type: DLA must compute in FP16 or INT8 (got BF16). Turn on precision.fp16_mode."]),
+    ({"hardware_compatibility": "ampere_plus", "platform": "jetson_agx_orin"}, FP16, TEN,
+     ["build.hardware_compatibility: Jetson AGX Orin must have an engine of its own, as none of ampere_plus runs on "
+      "JetPack (got ampere_plus). Leave it out."]),
+    ({"hardware_compatibility": "ampere_plus", "platform": "t4"}, FP16, TEN,
+     ["build.hardware_compatibility: T4 must have an engine of its own, as none of ampere_plus runs before compute "
+      "capability 8.0 (got ampere_plus). Leave it out."]),
+    ({"hardware_compatibility": "ampere_plus", "platform": "l4"}, FP16, TEN, []),
+    ({"runtime_platform": "windows_amd64", "platform": "jetson_agx_orin"}, FP16, TEN,
+     ["build.runtime_platform: Jetson AGX Orin must have an engine for its own system (got windows_amd64). Leave it "
+      "out."]),
     ({"device_types": {"stem.*": "dla"}}, INT8, TEN,
      ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). "
       "Use implicit."]),

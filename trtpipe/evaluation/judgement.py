@@ -29,11 +29,26 @@ from trtpipe.values import Labels, Metric
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric's value; `rows` [S, ...] and what makes the value of any rows, where it can be resampled."""
+    """A metric's value; `rows` [S, ...] and what makes the value of any rows, where it can be resampled.
+
+    each: whether a row is the metric of its sample, float [S]; NaN is then none.
+    """
 
     value: float
     rows: Array | None = None
     total: Callable[[Array], float] | None = None
+    each: bool = False
+
+    def without(self) -> Array:
+        """Whether a sample has no number of its own, bool [S]; empty where no row is a sample's metric."""
+        return np.isnan(self.rows) if self.each and self.rows is not None else np.empty(0, bool)
+
+    def where(self, other: Figure) -> Figure:
+        """The same of the samples alone that have a number in the other."""
+        if self.rows is None or self.total is None or not (self.each and other.without().any()):
+            return self
+        rows = np.where(other.without(), np.nan, self.rows)
+        return replace(self, value=self.total(rows), rows=rows)
 
     def interval(self) -> intervals.Interval | None:
         """Of the value, by resampling the samples."""
@@ -85,6 +100,8 @@ class Judge:
             InputError: the function raises, cannot take these, or returns what is no figure.
         """
         where = f"check.metrics.{self.name}"
+        if self.built_in:
+            self._require_rows(outputs, len(ids))
         with nullcontext() if self.built_in else user_code(where, InputError):
             try:
                 given = (dict(outputs), labels, ids, dict(self.args))
@@ -93,10 +110,10 @@ class Judge:
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error
             rows, total = made if isinstance(made, tuple) and len(made) == 2 else (made, np.nanmean)
-            array = np.asarray(rows)
+            array, each = np.asarray(rows), total is np.nanmean
         if array.shape == () and not isinstance(made, tuple) and array.dtype.kind in "fiub":
             return Figure(float(array))
-        if array.shape[:1] != (len(ids),) or not callable(total) or (total is np.nanmean and array.ndim != 1):
+        if array.shape[:1] != (len(ids),) or not callable(total) or (each and array.ndim != 1):
             got = "a pair" if isinstance(made, tuple) else f"{type(rows).__name__} {list(array.shape) or ''}".rstrip()
             raise InputError(
                 f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
@@ -104,12 +121,21 @@ class Judge:
             )
 
         def of(rows: Array) -> float:
-            if total is np.nanmean and np.isnan(rows).all():
+            if each and np.isnan(rows).all():
                 return math.nan
             with nullcontext() if self.built_in else user_code(where, InputError):
                 return float(total(rows))
 
-        return Figure(of(array), array, of)
+        return Figure(of(array), array, of, each)
+
+    def _require_rows(self, outputs: Mapping[str, Array], samples: int) -> None:
+        named = [name for name in outputs if name in map(str, self.args.values())] or list(outputs)[:1]
+        for name in named:
+            if len(outputs[name]) != samples:
+                raise InputError(
+                    f"check.metrics.{self.name}: output {name} must have one row a sample (got one a batch, "
+                    f"{len(outputs[name])} for {samples} samples). Name another output, or give a callable."
+                )
 
 
 @dataclass(frozen=True)
@@ -151,9 +177,14 @@ class Judgement:
             )
 
     def says_nothing(self) -> tuple[str, ...]:
-        """A warning for each built-in metric by which nothing of the baseline is right (a drop from 0 there is none),
-        or whose masks hold one class."""
+        """A warning for each metric that has no number for a sample, and for each built-in one by which nothing of the
+        baseline is right (a drop from 0 there is none), or whose masks hold one class."""
         said = [
+            f"{judge.name}: {nan} of {len(self.ids)} samples have no number in the baseline (NaN) and do not count"
+            for judge, _, _, before in self._baseline
+            if (nan := int(before.without().sum()))
+        ]
+        said += [
             f"{judge.name}: besides {ignored}, which is ignored, its masks hold class {alone} alone. Where {ignored} "
             f"is a class too, give check.metrics.{judge.name}.args.ignore another number"
             for judge in self.judges
@@ -172,12 +203,20 @@ class Judgement:
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
         """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.
 
+        A sample without a number in the baseline counts in none of them; one without in what was executed is a problem.
+
         Args:
             outputs: those of what was executed, [S, ...] by name.
         """
         metrics: list[Metric] = []
+        problems: list[str] = []
         for judge, output, labels, before in self._baseline:
-            after = judge.figure(outputs, labels, self.ids)
+            after = judge.figure(outputs, labels, self.ids).where(before)
+            if lost := int((after.without() & ~before.without()).sum()) if before.each and after.each else 0:
+                problems.append(
+                    f"{judge.name} is NaN in {lost} of {len(self.ids)} samples of what was executed, in which it is a "
+                    "number in the baseline"
+                )
             made = [Metric(judge.name + ENGINE, output, after.value, interval=after.interval())]
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1
@@ -185,7 +224,7 @@ class Judgement:
                 drop = sign * _less(before.value, after.value)
                 made.append(Metric(judge.name + DROP, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
-        return metrics, [f"{m.name} is NaN" for m in metrics if math.isnan(m.value)]
+        return metrics, [*(f"{m.name} is NaN" for m in metrics if math.isnan(m.value)), *problems]
 
     @property
     def digest(self) -> str:

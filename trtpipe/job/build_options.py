@@ -125,7 +125,7 @@ class BuildOptions(BaseModel):
     default_device_type: DeviceType = Field(
         default="gpu", description="what runs a layer that device_types does not name"
     )
-    dla_core: int | None = Field(default=None, ge=0, description="which DLA core runs what is on DLA")
+    dla_core: int | None = Field(default=None, ge=0, le=1, description="which DLA core runs what is on DLA")
     gpu_fallback: bool = Field(default=False, description="layers that DLA cannot run go to the GPU")
     device_types: dict[str, DeviceType] = Field(
         default_factory=dict, description="device by glob over module paths; the last glob that fits decides"

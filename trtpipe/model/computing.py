@@ -47,8 +47,8 @@ def wanted_device() -> str:
         return CUDA
     if name == "cuda":
         raise MissingError(
-            "--device: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build and NVIDIA's "
-            "driver, or leave it out."
+            f"--device or {VARIABLE}: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build "
+            "and NVIDIA's driver, or leave it out."
         )
     return CPU
 

@@ -182,7 +182,8 @@ class _Errors(logging.Handler):
 
 #: How torch.export.load names an operation, or a class of an output, that no code here has registered.
 _UNREGISTERED = re.compile(
-    r"resolve torch\.ops\.(\S+?)(?:\.default)? to an|Deserializing (\S+) in pytree is not registered"
+    r"resolve torch\.ops\.(\S+?)(?:\.default)? to an|Deserializing (\S+) in pytree is not registered|"
+    r"namedtuple class (\S+) because"
 )
 
 
@@ -209,7 +210,7 @@ def _read(path: str) -> torch.export.ExportedProgram:
         if lacking is None:
             got = f"{Path(path).name}: {first_line(reason)}"
             raise InputError(f"model.program: must be a file of torch.export.save (got {got}).") from error
-        name = lacking[1] or lacking[2]
+        name = next(n for n in lacking.groups() if n)
         of_torchvision = name.startswith("torchvision.") and find_module("torchvision") is not None
         if not of_torchvision or "torchvision" in sys.modules:
             raise InputError(

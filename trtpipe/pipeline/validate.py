@@ -32,7 +32,7 @@ from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import needs_driver, refusals, without_driver
-from trtpipe.trt.platforms import too_old_or_new, unable
+from trtpipe.trt.platforms import refused_here
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
 
@@ -357,6 +357,6 @@ def _gpu(job: Job) -> _Problems:
         return
     here = installed().get("tensorrt")
     for device in driver.probe().devices[:1]:
-        gpu = device.name, device.compute_capability
-        for option, message in (*(too_old_or_new(*gpu, here[1]) if here else ()), *unable(*gpu, job.precision)):
+        gpu = device.name, device.compute_capability, driver.is_jetson()
+        for option, message in refused_here(*gpu, job.build, job.precision, here[1] if here else None):
             yield option, message.removeprefix(f"{option}: ")

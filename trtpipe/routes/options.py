@@ -260,7 +260,7 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
     build = job.build
     here = installed_frontend() if build.route == "torch_tensorrt" else None
     version = here.version if here is not None and here.target == build.target else None
-    problems = [*_release(build, release), *refusals(build, build.route, frontend=version)]
+    problems = [*_release(build, release), *refusals(build, build.route, frontend=version), *_on_dla(job)]
     if build.route == "torch2trt":
         problems += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
     return tuple(problems)
@@ -274,6 +274,20 @@ def _release(build: Build, release: str | None) -> Iterator[tuple[str, str]]:
             "build.route",
             f"build.route: {build.route} must have TensorRT {needed.said} (got {release}). Use build.route onnx.",
         )
+
+
+def _on_dla(job: Job) -> Iterator[tuple[str, str]]:
+    """NVIDIA: "DLA does not support dynamic dimensions" (TensorRT documentation, "Working with DLA")."""
+    for key, wanted in (
+        ("default_device_type", {job.build.default_device_type}),
+        ("device_types", {*job.build.device_types.values()}),
+    ):
+        if "dla" in wanted and any(isinstance(d, str) for i in job.inputs.values() for d in i.shape):
+            yield (
+                f"build.{key}",
+                f"build.{key}: must be gpu for inputs with dynamic dimensions (got dla). Declare numbers in "
+                "inputs.*.shape.",
+            )
 
 
 def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
@@ -308,14 +322,6 @@ def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
             )
     if precision.int8_mode and not explicit:
         yield from _calibrated(job)
-    if (build.default_device_type == "dla" or "dla" in build.device_types.values()) and any(
-        isinstance(d, str) for i in job.inputs.values() for d in i.shape
-    ):
-        path = "default_device_type" if build.default_device_type == "dla" else "device_types"
-        yield (
-            f"build.{path}",
-            "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape.",
-        )
 
 
 def _one_float(job: Job) -> Iterator[tuple[str, str]]:

@@ -22,11 +22,11 @@ from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
 from trtpipe.packages import install_command, pip_install
-from trtpipe.runtime.device import Device
+from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import refusals
-from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support, too_old_or_new, unable
+from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
@@ -52,7 +52,7 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if engine.fallback:
         misfits += _pytorch(manifest, engine, device)
     if engine.target != "onnxruntime":
-        misfits += _hardware(engine, device)
+        misfits += [*_driver(engine.target, device), *_hardware(engine, device)]
     misfits += _memory(manifest, engine, device)
     return tuple(misfits)
 
@@ -62,7 +62,7 @@ def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
 
     The TensorRT that compiled it is there; but it may have been built for other GPUs, or another operating system.
     """
-    return (*_platform(engine, device), *_hardware(engine, device))
+    return (*_platform(engine, device), *_driver(engine.target, device), *_hardware(engine, device))
 
 
 def failure(manifest: Manifest) -> str:
@@ -213,6 +213,11 @@ def _release(manifest: Manifest) -> str:
     return f"=={version}" if version else ""
 
 
+def _driver(target: str, device: Device) -> list[str]:
+    why = outdated_driver(target, device.cuda, device.built_for.get(target))
+    return [f"driver: {why}. Update the driver, or install the package that is built for its CUDA."] if why else []
+
+
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     """Why the first GPU does not do, with another one of this machine that does."""
     problems = _on_first_gpu(engine, device)
@@ -243,9 +248,9 @@ def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
     else:
         portable = not engine.compute_capabilities
     if portable:
-        least = engine.minimum_compute_capability or "8.0"
+        least = engine.minimum_compute_capability or OLDEST_PORTABLE
         if parse_version(here) < parse_version(least):
-            what = "8.0 (Ampere)" if least == "8.0" else f"{least}, whose number formats it needs,"
+            what = f"{least} (Ampere)" if least == OLDEST_PORTABLE else f"{least}, whose number formats it needs,"
             return [
                 f"compute capability: the engine runs on {what} and later (got {here}). "
                 "Build the bundle for this device."
@@ -258,10 +263,18 @@ def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
         return []
     if here not in engine.compute_capabilities:
         return [
-            f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). "
-            "Build the bundle for this device, or with hardware compatibility."
+            f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). {_other_gpu(engine, here)}"
         ]
     return []
+
+
+def _other_gpu(engine: EngineInfo, here: str) -> str:
+    """What makes an engine for a GPU of another compute capability."""
+    if engine.target == "tensorrt":
+        return "Build the bundle for this device, or with hardware compatibility."
+    if here in RTX_COMPUTE_CAPABILITIES:
+        return f"Build the bundle with {here} in build.compute_capability."
+    return "Build the bundle for target tensorrt on this device."
 
 
 def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:
@@ -281,6 +294,8 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     target = manifest.build.target
     if target not in device.versions:
         return (f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_INSTALL[target]}.",)
+    if target == "tensorrt" and (old := _driver(target, device)):
+        return tuple(old)
     if target == "tensorrt" and device.compute_capability is None:
         return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
     if target == "onnxruntime":
@@ -288,6 +303,6 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     version = device.versions[target]
     refused = refusals(manifest.build, manifest.precision, target, version)
     if target == "tensorrt" and device.compute_capability is not None:
-        gpu = device.gpu, device.compute_capability
-        refused += (*too_old_or_new(*gpu, version), *unable(*gpu, manifest.precision))
+        gpu = device.gpu, device.compute_capability, device.jetson
+        refused += refused_here(*gpu, manifest.build, manifest.precision, version)
     return tuple(message for _, message in refused)

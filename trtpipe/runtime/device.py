@@ -20,7 +20,8 @@ class Device:
     `os` is `sys.platform`; `machine` like "x86_64" or "aarch64"; `versions` maps target to the version of its runtime
     here, and "torch" to PyTorch's; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the
     reason; `jetson` is whether this is a JetPack system; memory in bytes, None when it is not known; `others` are the
-    GPUs after the first, which is the one that is used.
+    GPUs after the first, which is the one that is used; `cuda` is the driver's, like "12.6", and `built_for` the major
+    of CUDA that a target's runtime here is built for, where that is known.
     """
 
     os: str
@@ -31,6 +32,8 @@ class Device:
     jetson: bool = False
     memory_bytes: int | None = None
     others: tuple[driver.Gpu, ...] = ()
+    cuda: str = ""
+    built_for: Mapping[str, int] = field(default_factory=dict)
 
 
 def this_device() -> Device:
@@ -41,7 +44,7 @@ def this_device() -> Device:
     }
     gpus = driver.probe()
     first = gpus.devices[0] if gpus.devices else None
-    jetson = is_jetson()
+    jetson = driver.is_jetson()
     return Device(
         os=sys.platform,
         machine=machine_name(platform.machine()),
@@ -51,17 +54,17 @@ def this_device() -> Device:
         jetson=jetson,
         memory_bytes=_memory(jetson, first),
         others=gpus.devices[1:],
+        cuda=gpus.cuda,
+        built_for={n: major for n in versions if (major := packages.cuda_major(n)) is not None},
     )
 
 
-def is_jetson(root: Path = Path("/")) -> bool:
-    """Whether this is a Jetson: JetPack's release file, or the board's own name for itself."""
-    if (root / "etc/nv_tegra_release").exists():
-        return True
-    try:
-        return "jetson" in (root / "proc/device-tree/model").read_text(errors="replace").lower()
-    except OSError:
-        return False
+def outdated_driver(target: str, cuda: str, needed: int | None) -> str:
+    """Why a driver of this CUDA, like "12.6", does not do for a target's runtime, which needs that major; empty where
+    it does, or where that is not known."""
+    if needed is None or not cuda or flavour.parse_version(cuda)[0] >= needed:
+        return ""
+    return f"what is installed of {target} must have a driver of CUDA {needed} (got CUDA {cuda})"
 
 
 def _memory(jetson: bool, gpu: driver.Gpu | None) -> int | None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
-from trtpipe.packages import CAPTURE, broken, import_failures, install_command, pip_install, version
+from trtpipe.model.torch_versions import release as parse_release
+from trtpipe.packages import CAPTURE, broken, cuda_major, import_failures, install_command, pip_install, version
 from trtpipe.routes import options as route_options
-from trtpipe.runtime.device import is_jetson
+from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
 from trtpipe.trt.memory import Provider
@@ -92,7 +93,7 @@ def examine() -> Diagnosis:
     """What this machine can do, from package metadata, imports that were tried, and the CUDA driver."""
     gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
-    jetson = is_jetson()
+    jetson = driver.is_jetson()
     used = [module for name, module in PACKAGES if module in (*CAPTURE, "torch_tensorrt") and packages[name]]
     failed = import_failures((*used, *map(str, tensorrts)))
     return Diagnosis(
@@ -163,8 +164,8 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
         return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
-    if gpu.problem:
-        return built, Ability(run, False, gpu.problem)
+    if why := gpu.problem or outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
+        return built, Ability(run, False, why)
     here = gpu.devices[0]
     support = rtx_support(here.compute_capability)
     if support.runs:
@@ -186,6 +187,8 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
     if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
         return (Ability(both, False, reason, install_command("tensorrt")),)
+    if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
+        return (Ability(both, False, why),)
     here = gpu.devices[0]
     return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages),)
 
@@ -199,7 +202,7 @@ def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
-    first = _torch_tensorrt(gpu, tensorrts)
+    first = _torch_tensorrt(gpu, tensorrts, packages["torch"])
     torch2trt = packages["torch2trt"]
     what = "build by route torch2trt"
     release = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
@@ -214,11 +217,14 @@ def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str |
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
-def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed) -> Ability:
+def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None) -> Ability:
     """Route torch_tensorrt needs a GPU even to build: Torch-TensorRT reads every engine back after building it."""
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
     if frontend is None:
+        if torch is not None and parse_release(torch) != parse_release(route_options.TESTED):
+            reason = f"Torch-TensorRT {route_options.TESTED}, whose arguments are known, needs torch "
+            return Ability(what, False, f"{reason}{route_options.TESTED} (got {torch})")
         return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")

@@ -197,8 +197,8 @@ def _unfit(
                 f"the engine is built (got {device.name}, {device.compute_capability}). Build it there."
             )
             return (("build.platform", message),)
-    old = platforms.too_old_or_new(device.name, device.compute_capability, version)
-    return old + platforms.unable(device.name, device.compute_capability, precision) if precision is not None else old
+    found = device.name, device.compute_capability, driver.is_jetson()
+    return platforms.refused_here(*found, build, precision, version)
 
 
 def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:

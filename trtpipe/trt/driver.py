@@ -11,11 +11,15 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtpipe.errors import MissingError
 
 #: CUdevice_attribute values, part of the driver's ABI (cuda.h): they are not TensorRT enums and do not move.
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+
+#: The CUresult (cuda.h) of a machine without a GPU, and of a process that may see none.
+_NO_DEVICE = 100
 
 #: The environment variable by which CUDA is told what GPUs a process may see.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -56,6 +60,8 @@ def probe() -> Driver:
     except OSError:
         return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine")
     if status := cuda.cuInit(0):
+        if status == _NO_DEVICE and (names := os.environ.get(VISIBLE)) is not None:
+            return Driver(problem=f"{VISIBLE}={names} leaves no GPU")
         return Driver(problem=f"the NVIDIA driver does not start: {_error(cuda, status)}")
     number = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
@@ -65,6 +71,16 @@ def probe() -> Driver:
         return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
     devices = tuple(_gpu(cuda, i) for i in range(count.value))
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
+
+
+def is_jetson(root: Path = Path("/")) -> bool:
+    """Whether this is a Jetson: JetPack's release file, or the board's own name for itself."""
+    if (root / "etc/nv_tegra_release").exists():
+        return True
+    try:
+        return "jetson" in (root / "proc/device-tree/model").read_text(errors="replace").lower()
+    except OSError:
+        return False
 
 
 def listed() -> tuple[str, ...] | None:

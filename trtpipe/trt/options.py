@@ -152,6 +152,7 @@ def refusals(
     if name == "tensorrt" and build.platform is not None and not platforms.PLATFORMS[build.platform].ends:
         platform = platforms.PLATFORMS[build.platform]
         judged += platforms.too_old_or_new(platform.title, platform.compute_capability, version)
+        judged += platforms.misplaced(platform.title, platform.compute_capability, platform.jetson, build)
     if precision is None or build.platform is None:
         return judged
     platform = platforms.PLATFORMS[build.platform]
@@ -259,7 +260,8 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
         if not (precision.fp16_mode or precision.int8_mode):
             yield (
                 "build.default_device_type",
-                "DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode.",
+                f"DLA must compute in FP16 or INT8 (got {'BF16' if precision.bf16_mode else 'FP32'}). "
+                "Turn on precision.fp16_mode.",
             )
         if precision.int8_mode and not implicit and "implicit_quantization" in able:
             yield (

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.job.build_options import PlatformName
+from trtpipe.job.build_options import BuildOptions, PlatformName
 from trtpipe.trt.flavour import parse_version
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class Platform:
     dla: bool = False
     ends: str = ""
     note: str = ""
+
+    @property
+    def jetson(self) -> bool:
+        """Whether its software is JetPack."""
+        return self.name.startswith("jetson_")
 
     @property
     def precisions(self) -> frozenset[str]:
@@ -126,6 +131,9 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
 #: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
 RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
+#: The oldest compute capability that engines made for several run on: portable ones of TensorRT-RTX, and ampere_plus.
+OLDEST_PORTABLE = "8.0"
+
 #: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
 #: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` measures it and writes the result to a file.
 RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
@@ -146,6 +154,8 @@ def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | 
     """The support of a GPU, by TensorRT-RTX's own list, else by what was observed (`RTX_SEEN` when `seen` is None)."""
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
+    if parse_version(compute_capability) < parse_version(OLDEST_PORTABLE):
+        return RtxSupport(False, f"a portable engine is for compute capability {OLDEST_PORTABLE} and later")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
     support = (RTX_SEEN if seen is None else seen).get(compute_capability)
     if support is None:
@@ -267,6 +277,43 @@ def unable(
             )
             problems.append((f"precision.{key}", f"precision.{key}: {message}"))
     return tuple(problems)
+
+
+def misplaced(title: str, compute_capability: str, jetson: bool, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+    """The same for a GPU, or a system, on which no engine of TensorRT proper runs that is built with these options."""
+    problems = []
+    old = parse_version(compute_capability) < parse_version(OLDEST_PORTABLE)
+    if build.hardware_compatibility == "ampere_plus" and (jetson or old):
+        least = "on JetPack" if jetson else f"before compute capability {OLDEST_PORTABLE}"
+        message = f"{title} must have an engine of its own, as none of ampere_plus runs {least} (got ampere_plus)"
+        problems.append(("build.hardware_compatibility", f"{message}. Leave it out."))
+    if build.runtime_platform != "same_as_build" and jetson:
+        message = f"{title} must have an engine for its own system (got {build.runtime_platform}). Leave it out."
+        problems.append(("build.runtime_platform", message))
+    return tuple((path, f"{path}: {message}") for path, message in problems)
+
+
+def refused_here(
+    title: str,
+    compute_capability: str,
+    jetson: bool,
+    build: BuildOptions,
+    precision: Precision | None,
+    version: str | None,
+) -> tuple[tuple[str, str], ...]:
+    """All of that for the GPU that TensorRT proper builds on, which is the one that the engine is for.
+
+    Args:
+        title: of the GPU.
+        compute_capability: its own.
+        jetson: whether this is a JetPack system.
+        build: the job's build section.
+        precision: the job's precision section; None judges the rest alone.
+        version: of TensorRT; None where it is not installed.
+    """
+    old = too_old_or_new(title, compute_capability, version) if version else ()
+    narrow = unable(title, compute_capability, precision) if precision else ()
+    return (*old, *narrow, *misplaced(title, compute_capability, jetson, build))
 
 
 def machine_name(raw: str) -> str:

@@ -154,8 +154,8 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
     if named.group(0) != "cpu" and (problem := driver.probe().problem):
         _restore(before)
         raise MissingError(
-            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Check its driver, or "
-            "leave it out."
+            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Give another number, "
+            "check the driver, or leave it out."
         )
     ctx.call_on_close(lambda: _restore(before))
 
