@@ -72,12 +72,7 @@ def write(folder, name, precision, *, calibration=TABLE, build="{}", cosine_min=
 
 
 def device(compute_capability):
-    versions = {"tensorrt_rtx": "1.7.1.116"}
-    fields = dict.fromkeys(Device.__dataclass_fields__)
-    return Device(**fields | {
-        "gpu": "a GPU", "compute_capability": compute_capability, "versions": versions, "os": "linux",
-        "machine": "x86_64", "jetson": False, "others": (),
-    })  # fmt: skip
+    return Device("linux", "x86_64", {"tensorrt_rtx": "1.7.1.116"}, compute_capability, "a GPU")
 
 
 @pytest.mark.parametrize(
