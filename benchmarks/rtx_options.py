@@ -1,6 +1,6 @@
 """Which builder options does TensorRT-RTX honour? Each is built with and without, and the plans are compared.
 
-    python benchmarks/rtx_options.py [--results docs/rtx-options.json] [--only sparse_weights] [--small]
+    python benchmarks/rtx_options.py [--results docs/rtx-options.json] [--only sparse_weights]
 
 No GPU is needed. Every value below is given to TensorRT-RTX itself, past trtpipe's own tables, on each network of
 `networks`; two builds of the same graph give the same plan but for the numbers of internal variables, which is measured
@@ -81,13 +81,15 @@ def main() -> int:
     """Measure, write the result, print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--only", action="append", help="an option; may be repeated, and the file keeps the others")
-    parser.add_argument("--small", action="store_true", help="without ResNet-18")
+    parser.add_argument(
+        "--only", action="append", choices=VALUES, metavar="OPTION",
+        help="an option of `VALUES`; may be repeated, and the file keeps the others",
+    )  # fmt: skip
     args = parser.parse_args()
     if "tensorrt_rtx" not in flavour.installed():
         print("rtx_options: tensorrt-rtx is not installed, so there is nothing to measure.", file=sys.stderr)
         return 3
-    models = {name: make() for name, make in networks().items() if not (args.small and name.startswith("resnet18"))}
+    models = {name: make() for name, make in networks().items()}
     plain = {name: outcome(model, {}) for name, model in models.items()}
     for name, model in models.items():
         if outcome(model, {}) != plain[name]:

@@ -40,7 +40,9 @@ AS_IT_IS = {("tensor_formats", '{"image": ["linear"]}')}
 
 
 def test_every_option_was_measured_on_rtx():
-    assert set(MEASURED["options"]) | UNMEASURED == set(BuildOptions.model_fields)
+    assert set(MEASURED["options"]) | UNMEASURED == set(BuildOptions.model_fields), (
+        "measure it: a value in VALUES of benchmarks/rtx_options.py"
+    )
     assert MEASURED["tensorrt_rtx"] == RELEASES[-1][1], "measure again: benchmarks/rtx_options.py"
 
 
