@@ -174,3 +174,17 @@ def test_messages_state_what_other_programs_do() -> None:
         if _COMMANDED.search(text)
     ]
     assert found == []
+
+
+def test_make_bench_runs_programs_that_need_nothing() -> None:
+    """No module of theirs, no argument, no trained networks, and no file of the docs written unasked."""
+    left_out = re.search(
+        r"NO_FIGURES := \$\(addprefix benchmarks/,(.*?)\)\n", (ROOT / "Makefile").read_text(), re.DOTALL
+    )
+    assert left_out is not None
+    names = left_out[1].replace("\\\n", " ").split()
+    programs = {p.name: p.read_text() for p in (ROOT / "benchmarks").glob("*.py")}
+    assert set(names) <= set(programs)
+    for name in set(programs) - set(names):
+        assert '__name__ == "__main__"' in programs[name], name
+        assert not re.search(r"\bzoo\b|= sys\.argv", programs[name]), name

@@ -68,19 +68,21 @@ CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(CAPTURE, "build"),
-    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
+    **dict.fromkeys(("jinja2", "matplotlib", "networkx", "numba"), "build"),
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
     "pycocotools": "coco",
     "tensorrt_rtx": "rtx",
 }
+#: The release of Torch-TensorRT whose arguments are known; it is for the PyTorch of the same number.
+TORCH_TENSORRT = "2.14"
 #: How what has no extra, or several, is installed.
 _COMMANDS: Mapping[str, str] = {
     "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
-    "torch-tensorrt": "pip install 'torch-tensorrt==2.14.*'",
+    "torch-tensorrt": f"pip install 'torch-tensorrt=={TORCH_TENSORRT}.*'",
     # It requires a release of TensorRT-RTX that cannot build INT8 convolutions, hence --no-deps.
-    "torch-tensorrt-rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
+    "torch-tensorrt-rtx": f"pip install --no-deps torch-tensorrt-rtx=={TORCH_TENSORRT}.0 dllist",
     "torch2trt": "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt",
 }
 

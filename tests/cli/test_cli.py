@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import tomllib
 
 import trtpipe
 from trtpipe import packages
@@ -208,6 +209,27 @@ def test_a_closed_pipe_is_no_error():
 def test_every_extra_that_is_named_exists():
     declared = re.findall(r"^([a-z0-9-]+) = \[", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     assert set(packages.EXTRAS.values()) <= set(declared)
+
+
+#: Modules by the distributions that bring them under another name.
+MODULES = {"cuda-python": "cuda", "scikit-learn": "sklearn", "tensorrt-rtx": "tensorrt_rtx"}
+
+
+def test_what_an_extra_brings_is_installed_by_it():
+    """And nothing that every installation has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    release = f">={packages.TORCH_TENSORRT},<{packages.TORCH_TENSORRT[:2]}{int(packages.TORCH_TENSORRT[2:]) + 1}"
+    assert project["optional-dependencies"]["torch-tensorrt"] == [f"torch-tensorrt{release}"]
+    core = {re.split(r"[\[<>= ]", p)[0].lower() for p in project["dependencies"]}
+    for extra in {*packages.EXTRAS.values()}:
+        brought = {re.split(r"[\[<>= ]", p)[0].lower() for p in project["optional-dependencies"][extra]}
+        assert not brought & core
+        named = {m for m, e in packages.EXTRAS.items() if e == extra}
+        assert {MODULES.get(p, p) for p in brought} <= named, extra
+
+
+def test_the_environment_of_the_tests_has_the_torch_tensorrt_that_is_known():
+    assert f"torch-tensorrt-rtx=={packages.TORCH_TENSORRT}." in (ROOT / "Makefile").read_text()
 
 
 def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):

@@ -18,7 +18,7 @@ from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.intervals import bootstrap_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful
-from trtpipe.evaluation.standard import SHARES, coco_map
+from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
 from trtpipe.job.job import BOXED
 from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
 from trtpipe.quantization.search import shortfall
@@ -158,7 +158,7 @@ CORNERS = np.tile([[1.0, 1, 9, 9]], (4, 1, 1))
 
 
 @pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize("function", SHARES)
+@pytest.mark.parametrize("function", SHARE_METRICS)
 def test_a_baseline_by_which_nothing_is_right_is_said(function: str, right: bool) -> None:
     """Every drop from 0 is within any limit."""
     if function == "coco_map":  # a box in shares of the image, not pixels

@@ -66,7 +66,7 @@ def test_int4_by_an_exhaustive_search(half):
     assert int(codes.max()) <= 7
     blocks = w.reshape(3, 2, 128)
     got = ((codes.reshape(3, 2, 128) * scales[..., None] - blocks).square() * importance.reshape(2, 128)).sum(-1)
-    for share in formats.SHARES:
+    for share in formats.CLIPPED_SHARES:
         tried = formats.scales_of(blocks.abs().amax(-1) * share, INT4, half)[..., None]
         near = (blocks / tried).round().clamp(-8, 7) * tried
         assert (got <= ((near - blocks).square() * importance.reshape(2, 128)).sum(-1) + 1e-9).all()

@@ -16,7 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import bounds, doubtful, judged, misses
-from trtpipe.job.sections import SHARES, Limits
+from trtpipe.job.sections import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 
@@ -265,7 +265,7 @@ def unjudgeable(
     why: Mapping[str, str] = {}
     if not any(name not in unranked and metrics.ranks_classes(a) for name, a in reference.items()):
         lacks = "cannot be judged: it needs an output of one score a class, float [N, 2 or more]"
-        why = {limit: lacks for limit in SHARES if getattr(limits, limit) is not None}
+        why = {limit: lacks for limit in SHARE_LIMITS if getattr(limits, limit) is not None}
     elif labels is None or not (labels >= 0).any():
         why = without_labels(limits)
     return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}

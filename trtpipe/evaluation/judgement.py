@@ -22,7 +22,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
-from trtpipe.evaluation.standard import IGNORED, SHARES, STANDARD, Unfit
+from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
 
@@ -197,7 +197,9 @@ class Judgement:
             f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. Do check.labels and the "
             "outputs number classes alike, and are boxes in pixels of the input?"
             for judge, _, _, before in self._baseline
-            if judge.truth is None and before.value == 0 and judge.function in [STANDARD[name][0] for name in SHARES]
+            if judge.truth is None
+            and before.value == 0
+            and judge.function in [STANDARD[name][0] for name in SHARE_METRICS]
         )
 
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:

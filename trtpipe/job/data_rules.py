@@ -21,7 +21,7 @@ from trtpipe.job.broken import (
 )
 from trtpipe.job.sections import (
     BUILT_IN_METRICS,
-    SHARES,
+    SHARE_LIMITS,
     Build,
     Calibration,
     Check,
@@ -85,7 +85,7 @@ def check_section(check: Check) -> Iterator[Broken]:
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
-    if limits.confident and not limits.metrics and not {*SHARES} & {*limits.given}:
+    if limits.confident and not limits.metrics and not {*SHARE_LIMITS} & {*limits.given}:
         must = "be given only with top1_agreement_min, accuracy_drop_max or limits of metrics"
         hint = "Other figures have no interval."
         yield Broken(("check", "limits", "confident"), must, "neither", hint)

@@ -141,7 +141,7 @@ class Data(Section):
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
 #: Those that change the graph, so that its thresholds are others, and every number format; the others are INT8's.
 GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
-SHARES = ("top1_agreement_min", "accuracy_drop_max")  # limits on a share of the samples, which have intervals
+SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")  # limits on a share of the samples, which have intervals
 
 
 def _corrections(value: object) -> bool | tuple[Correction, ...]:

@@ -227,7 +227,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     for option, target in job.callables.items():
         if _in_extra(target, path):
             yield option, not_installed(target.partition(":")[0].partition(".")[0])
-    needed = [("model", name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
+    needed = [("model", name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
     if any(metric.function == "coco_map" for metric in job.check.metrics.values()):

@@ -48,7 +48,7 @@ NVFP4 = NumberFormat("nvfp4", "NVFP4", 4, 6.0, (16,))
 FORMATS: Mapping[str, NumberFormat] = {f.name: f for f in (INT8, FP8, INT4, NVFP4)}
 
 #: A block's threshold is searched among these shares of its amax.
-SHARES = tuple(1.0 - 0.025 * k for k in range(17))
+CLIPPED_SHARES = tuple(1.0 - 0.025 * k for k in range(17))
 
 
 def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
@@ -195,9 +195,9 @@ _At = Callable[[float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 def _best_share(blocks: torch.Tensor, at: _At, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """By block, the codes and scales of the share with the least weighted squared error; `blocks` is [N, B, block]."""
     weight = 1.0 if importance is None else importance.to(torch.float32).reshape(1, *blocks.shape[1:])
-    codes, scales, near = at(SHARES[0])
+    codes, scales, near = at(CLIPPED_SHARES[0])
     least = ((near - blocks).square() * weight).sum(-1)
-    for share in SHARES[1:]:
+    for share in CLIPPED_SHARES[1:]:
         other_codes, other_scales, near = at(share)
         error = ((near - blocks).square() * weight).sum(-1)
         better = error < least

@@ -15,7 +15,7 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
-from trtpipe.packages import install_command
+from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown, uses_dla
 from trtpipe.values import Route
@@ -56,7 +56,9 @@ class Requirements:
 REQUIREMENTS: Mapping[Route, Requirements] = {
     "onnx": Requirements({}, gpu=False),
     "torch_tensorrt": Requirements(
-        FRONTENDS, gpu=True, releases={"tensorrt": Releases((11,), (12,), "11, which Torch-TensorRT 2.14 is built for")}
+        FRONTENDS,
+        gpu=True,
+        releases={"tensorrt": Releases((11,), (12,), f"11, which Torch-TensorRT {TORCH_TENSORRT} is built for")},
     ),
     "torch2trt": Requirements(
         {"tensorrt": "torch2trt"},
@@ -64,8 +66,6 @@ REQUIREMENTS: Mapping[Route, Requirements] = {
         releases={"tensorrt": Releases((8, 6), (11,), "8.6 to 10, whose weak typing and calibrators it uses")},
     ),
 }
-#: The Torch-TensorRT whose arguments the tables below were read from.
-TESTED = "2.14"
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
 KEYWORDS: Mapping[str, str] = {
     "workspace": "workspace_size",
@@ -242,10 +242,14 @@ def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple
                 f"must be left out with build.allow_torch_fallback (got {shown(wanted[support.field])}): "
                 f"{WHOLE_ONLY[support.field]}. Remove one of the two.",
             )
-    if route == "torch_tensorrt" and frontend is not None and not re.match(rf"{re.escape(TESTED)}(\.|$)", frontend):
+    if (
+        route == "torch_tensorrt"
+        and frontend is not None
+        and not re.match(rf"{re.escape(TORCH_TENSORRT)}(\.|$)", frontend)
+    ):
         yield (
             "build.route",
-            f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
+            f"torch_tensorrt must be version {TORCH_TENSORRT}, whose arguments are known (got {frontend}). "
             f"Run: {install_command(FRONTENDS.get(build.target, 'torch-tensorrt'))}",
         )
 

@@ -14,7 +14,16 @@ from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
-from trtpipe.packages import CAPTURE, broken, cuda_major, import_failures, install_command, pip_install, version
+from trtpipe.packages import (
+    CAPTURE,
+    TORCH_TENSORRT,
+    broken,
+    cuda_major,
+    import_failures,
+    install_command,
+    pip_install,
+    version,
+)
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
@@ -222,9 +231,9 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
     if frontend is None:
-        if torch is not None and parse_release(torch) != parse_release(route_options.TESTED):
-            reason = f"Torch-TensorRT {route_options.TESTED}, whose arguments are known, needs torch "
-            return Ability(what, False, f"{reason}{route_options.TESTED} (got {torch})")
+        if torch is not None and parse_release(torch) != parse_release(TORCH_TENSORRT):
+            reason = f"Torch-TensorRT {TORCH_TENSORRT}, whose arguments are known, needs torch "
+            return Ability(what, False, f"{reason}{TORCH_TENSORRT} (got {torch})")
         return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")

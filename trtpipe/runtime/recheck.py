@@ -12,14 +12,14 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.sections import SHARES, Limits
+from trtpipe.job.sections import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress, Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
 from trtpipe.values import CheckReport
 
 #: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.
-FEWEST_FOR_SHARES = 100
+FEWEST_FOR_SHARE_LIMITS = 100
 
 #: How far below the build's worst cosine a golden sample may be where the job's own limits are all on shares.
 _SLACK = 0.01
@@ -62,8 +62,8 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
     job has, as in a kit.
     """
     limits, notes = manifest.limits, []
-    if samples < FEWEST_FOR_SHARES and not all_of_them:
-        dropped = [name for name in SHARES if getattr(limits, name) is not None]
+    if samples < FEWEST_FOR_SHARE_LIMITS and not all_of_them:
+        dropped = [name for name in SHARE_LIMITS if getattr(limits, name) is not None]
         limits = limits.model_copy(update=dict.fromkeys(dropped))
         notes += [f"{name} is a share of samples, and was not judged on {samples}" for name in dropped]
     notes += [

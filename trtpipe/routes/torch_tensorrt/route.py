@@ -20,7 +20,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
 from trtpipe.model.torch_versions import graph_module
-from trtpipe.packages import install_command
+from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
@@ -248,7 +248,7 @@ def _known(function: Callable[..., object], made: JsonObject, version: str, also
     if missing := sorted(wanted - set(have)):
         raise InputError(
             f"build.route: torch_tensorrt lacks arguments that this job needs ("
-            f"{', '.join(missing)} in version {version}). Use build.route onnx, or Torch-TensorRT {options.TESTED}."
+            f"{', '.join(missing)} in version {version}). Use build.route onnx, or Torch-TensorRT {TORCH_TENSORRT}."
         )
 
 
