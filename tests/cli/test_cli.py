@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import pytest
-import tomllib
 
 import trtpipe
 from trtpipe import packages
@@ -217,6 +216,8 @@ MODULES = {"cuda-python": "cuda", "scikit-learn": "sklearn", "tensorrt-rtx": "te
 
 def test_what_an_extra_brings_is_installed_by_it():
     """And nothing that every installation has."""
+    import tomllib
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     release = f">={packages.TORCH_TENSORRT},<{packages.TORCH_TENSORRT[:2]}{int(packages.TORCH_TENSORRT[2:]) + 1}"
     assert project["optional-dependencies"]["torch-tensorrt"] == [f"torch-tensorrt{release}"]
