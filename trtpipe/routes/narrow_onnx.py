@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtpipe.trt.formats import DYNAMIC_QUANTIZE, INT4, NVFP4
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE, INT4_SUPPORT, NVFP4_SUPPORT
 from trtpipe.values import Quantized
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 Translations = dict[Callable[..., object], Callable[..., "Value"]]
 
 #: The first opset with the types that an operator needs.
-OPSETS = {"int4_dequantize": INT4.opset, "fp4_dequantize": NVFP4.opset, "fp4_dynamic": NVFP4.opset}
+OPSETS = {
+    "int4_dequantize": INT4_SUPPORT.opset,
+    "fp4_dequantize": NVFP4_SUPPORT.opset,
+    "fp4_dynamic": NVFP4_SUPPORT.opset,
+}
 #: TensorRT's domain of operators that ONNX does not have.
 DOMAIN = "trt"
 

@@ -43,21 +43,21 @@ class FormatSupport:
 # refuse no newer opset (ModelImporter.cpp), read INT4 constants (WeightsContext.cpp) and find a block's size from the
 # shape of its scales (QuantDequantLinearHelper in onnxOpImporters.cpp). FLOAT4E2M1 came to the parser with 10.8
 # (onnx-tensorrt's pull request 1012), where NVFP4 begins here. No TensorRT but RTX 1.7.1 was there to parse such files.
-FP8 = FormatSupport("fp8", "FP8", "fp8", 19)
-INT4 = FormatSupport("int4", "INT4 weights", "int4", 21)
-NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", 23)
-SUPPORT = (FP8, INT4, NVFP4)
+FP8_SUPPORT = FormatSupport("fp8", "FP8", "fp8", 19)
+INT4_SUPPORT = FormatSupport("int4", "INT4 weights", "int4", 21)
+NVFP4_SUPPORT = FormatSupport("nvfp4", "NVFP4", "fp4", 23)
+SUPPORT = (FP8_SUPPORT, INT4_SUPPORT, NVFP4_SUPPORT)
 
 
 def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     """(option path, what it needs) of the formats below INT8's generation that a job asks for."""
     names = []
     if precision.fp8_mode:
-        names.append(("precision.fp8_mode", FP8))
+        names.append(("precision.fp8_mode", FP8_SUPPORT))
     if precision.nvfp4_mode:
-        names.append(("precision.nvfp4_mode", NVFP4))
+        names.append(("precision.nvfp4_mode", NVFP4_SUPPORT))
     if precision.weights is not None:
-        names.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
+        names.append(("precision.weights", INT4_SUPPORT if precision.weights == "int4" else NVFP4_SUPPORT))
     return tuple(names)
 
 
