@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import numpy_helper
 
 from trtpipe.trt.element_types import element_types
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    from onnx import NodeProto
 
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
@@ -55,26 +53,21 @@ def rounded(model: bytes) -> bytes | None:
         return None
     if any(a.g.node or a.graphs for n in graph.node for a in n.attribute):
         raise Unrounded("the graph has subgraphs")
-    _widen_initializers(graph, halves)
-    constants = {i.name for i in graph.initializer}
-    wide = {name: name if name in constants else f"{name}/wide" for name in halves}
-    nodes = [_cast(i.name, wide[i.name], onnx.TensorProto.FLOAT) for i in graph.input if i.name in halves]
+    wide = {name: f"{name}/wide" for name in halves}
+    # Weights stay as they are in the file, and each is widened where it is read first: it is then held but once.
+    narrow = {i.name for i in graph.initializer if i.name in halves} | {i.name for i in graph.input if i.name in halves}
+    nodes: list[NodeProto] = []
     ends = {o.name for o in graph.output}
     for node in graph.node:
+        read = [name for name in dict.fromkeys(node.input) if name in narrow]
+        nodes += [_cast(name, wide[name], onnx.TensorProto.FLOAT) for name in read]
+        narrow.difference_update(read)
         nodes += _widened(node, halves, wide, ends)
     del graph.node[:]
     graph.node.extend(nodes)
     del graph.value_info[:]
     data: bytes = proto.SerializeToString()
     return data
-
-
-def _widen_initializers(graph: GraphProto, halves: Mapping[str, int]) -> None:
-    """Each half-precision initializer as the FP32 numbers it stands for."""
-    for initializer in graph.initializer:
-        if initializer.name in halves:
-            values = numpy_helper.to_array(initializer).astype(np.float32)
-            initializer.CopyFrom(numpy_helper.from_array(values, initializer.name))
 
 
 def _widened(node: NodeProto, halves: Mapping[str, int], wide: Mapping[str, str], ends: set[str]) -> list[NodeProto]:
