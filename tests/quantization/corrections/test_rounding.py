@@ -90,6 +90,6 @@ def test_a_regressed_weight_is_the_least_squares_solution() -> None:
     x = torch.randn(6, 400, generator=generator)
     q = x + 0.3 * torch.randn(6, 400, generator=generator)
     w = torch.randn(2, 6, generator=generator)
-    found = rounding.regressed(w[None], (q @ q.T / 400)[None], ((x - q) @ q.T / 400)[None], 1e-7)[0]
+    found = rounding.regressed(w[None], (q @ q.T / 400)[None], (w @ (x - q) @ q.T / 400)[None], 1e-7)[0]
     expected = torch.linalg.lstsq(q.T, (w @ x).T).solution.T
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

@@ -84,7 +84,7 @@ def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, dampin
     Args:
         w: float32 [G, C_out / G, K].
         moments: float32 [G, K, K], E[q q^T] of the quantized inputs q.
-        lost: float32 [G, K, K], E[(x - q) q^T] for float inputs x.
+        lost: float32 [G, C_out / G, K], E[w (x - q) q^T] for float inputs x.
         damping: how strongly the result is held to `w`, relative to the mean of the moments' diagonal.
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
@@ -92,4 +92,4 @@ def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, dampin
     factor, bad = torch.linalg.cholesky_ex(h)
     if bool(bad.any()):
         return w
-    return w + torch.cholesky_solve((w @ lost).mT, factor).mT
+    return w + torch.cholesky_solve(lost.mT, factor).mT

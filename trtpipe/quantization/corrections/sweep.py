@@ -281,18 +281,23 @@ class Sweep:
     def _moments(
         self, place: _Place, quantized: Sequence[Mapping[Node, torch.Tensor]], groups: int, w: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """E[q q^T] and E[(x - q) q^T] over the samples to fit: float32 [groups, K, K]."""
+        """E[q q^T], float32 [groups, K, K], and what the weight loses by its quantized inputs, E[w (x - q) q^T],
+        float32 [groups, C_out / groups, K], over the samples to fit.
+        """
         x: Node = place.node.args[0]  # type: ignore[assignment]
         inputs = w[0].numel()
+        rows = w.flatten(1).reshape(groups, -1, inputs)
         each = -(-max(LEAST_ROWS, ROWS_PER_INPUT * inputs) // len(self._fit))
-        moments, lost, count = torch.zeros(groups, inputs, inputs), torch.zeros(groups, inputs, inputs), 0
+        first = 2 * rows.shape[1] < inputs  # the shorter way through the three factors: by the weight at once, or last
+        moments = torch.zeros(groups, inputs, inputs)
+        lost, count = torch.zeros_like(rows if first else moments), 0
         for k in self._fit:
             q = _patches(place.node, quantized[k][x], w, groups, each)
-            f = _patches(place.node, place.plain[k][x], w, groups, each)
-            moments += q @ q.mT
-            lost += (f - q) @ q.mT
+            gone = _patches(place.node, place.plain[k][x], w, groups, each) - q
+            moments.baddbmm_(q, q.mT)
+            lost.baddbmm_(rows @ gone if first else gone, q.mT)
             count += q.shape[-1]
-        return moments / count, lost / count
+        return moments.div_(count), (lost if first else rows @ lost).div_(count)
 
     def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
         """Add what is missing of each channel's mean, where it helps: over samples, largest and smallest left out."""
