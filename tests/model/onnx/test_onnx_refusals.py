@@ -192,3 +192,20 @@ def test_a_network_is_cut_at_all_that_its_control_flow_reads(operator: str, tmp_
         "name as the job's outputs what is computed without them (features), and do the rest behind the engine; or "
         "build from PyTorch with model.factory."
     )
+
+
+def test_what_a_dropped_branch_read_is_dropped_too(tmp_path: Path) -> None:
+    """A detector's tail: an If whose branch reads boxes that NonZero chose."""
+    inner = [helper.make_tensor_value_info("chosen", 7, None)]
+    then = helper.make_graph([helper.make_node("Transpose", ["boxes"], ["chosen"], perm=[1, 0])], "then", [], inner)
+    other = helper.make_graph([], "else", [], [helper.make_tensor_value_info("boxes", 7, None)])
+    nodes = [
+        helper.make_node("Relu", ["x"], ["features"]),
+        helper.make_node("NonZero", ["features"], ["boxes"]),
+        helper.make_node("If", ["true"], ["y"], then_branch=then, else_branch=other),
+    ]
+    path = saved(tmp_path / "file.onnx", nodes, {"true": np.array(True)})
+    with pytest.raises(InputError, match=r"got If, NonZero.*without them \(features\)"):
+        load_network(path)
+    found = load_network(path, ("features",))(torch.tensor([-1.0, 2.0]))
+    assert found["features"].tolist() == [0.0, 2.0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError, first_line
+from trtpipe.model.onnx.constants import fold_constants
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
@@ -73,6 +74,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
     model = opened(path)
     cut = take_outputs(model, outputs)
     _require_known(model.graph, operators | {"QuantizeLinear", "DequantizeLinear"})
+    fold_constants(model, operators)
     marks, notes = take_qdq_off(model, any_scales=recalibrate)
     graph = model.graph
     version = model.opset_imports.get("", 0)
@@ -160,8 +162,22 @@ def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
         )
     if names and set(names) != set(own):
         graph.outputs[:] = [made[n] for n in names]
+        _drop_unneeded(graph)
         common.RemoveUnusedNodesPass()(model)
     return bool(set(names) - set(own))
+
+
+def _drop_unneeded(graph: ir.Graph) -> None:
+    """Remove the nodes that no output needs, with what their branches and bodies read."""
+    needed: set[ir.Value | None] = set(graph.outputs)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(_read_by(node))
+            continue
+        for part in (node, *_inner(node)):
+            for k in range(len(part.inputs)):
+                part.replace_input_with(k, None)
+        graph.remove(node, safe=True)
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -209,7 +225,7 @@ _IN_INTEGERS = re.compile(
 _GIVE_NO_VALUES = ("Shape", "Size", "QuantizeLinear", "DynamicQuantizeLinear")
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 #: Tensors that a message names.
-_MOST_NAMED = 6
+_MOST_NAMED = 24
 
 
 def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
@@ -242,15 +258,30 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
 
 def _read_by(node: ir.Node) -> Iterator[ir.Value | None]:
     """What a node reads, its branches and bodies included."""
+    yield from node.inputs
+    for graph in _graphs(node):
+        yield from graph.outputs
+    for inner in _inner(node):
+        yield from inner.inputs
+        for graph in _graphs(inner):
+            yield from graph.outputs
+
+
+def _inner(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes in a node's branches and bodies, and in those of these."""
+    for graph in _graphs(node):
+        for inner in graph:
+            yield inner
+            yield from _inner(inner)
+
+
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """A node's branches and bodies."""
     import onnx_ir as ir
 
-    yield from node.inputs
     for attribute in node.attributes.values():
         if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            for graph in [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value:
-                yield from graph.outputs
-                for inner in graph:
-                    yield from _read_by(inner)
+            yield from [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value
 
 
 def _require_fp32(graph: ir.Graph) -> None:

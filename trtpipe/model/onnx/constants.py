@@ -1,0 +1,68 @@
+"""Small values that an ONNX file computes from its constants alone, as constants of their own: sizes, axes, scales."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtpipe.model.onnx.values import MOST_NUMBERS
+from trtpipe.values import ONNX_DOMAINS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import onnx_ir as ir
+
+#: A weight's codes stay what the file has, and its scale with them.
+_KEPT = ("QuantizeLinear", "DequantizeLinear")
+
+
+def fold_constants(model: ir.Model, operators: Collection[str]) -> None:
+    """Compute what depends on no input, where it reads numbers, lists and integers alone; weights are of a higher rank.
+
+    A size that is computed from the data would make any engine impossible, and exporters write many a size as the root,
+    the largest or the rounded quotient of constants. ONNX's reference implementation computes them.
+
+    Args:
+        model: changed in place; its nodes in the order of execution.
+        operators: names of the operators that can be converted; others stay, to be refused by name.
+    """
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    graph, version = model.graph, model.opset_imports.get("", 0)
+    for node in list(graph):
+        known = node.domain in ONNX_DOMAINS and node.op_type in operators and node.op_type not in _KEPT
+        read = {str(v.name): v for v in node.inputs if v is not None}
+        if not known or not read or not all(_is_small(v) for v in read.values()):
+            continue
+        if len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+            continue
+        old = node.outputs[0]
+        if node.op_type == "Identity":  # the constant itself, which others may read too
+            old.replace_all_uses_with(next(iter(read.values())))
+            graph.remove(node, safe=True)
+            continue
+        given = {n: v.const_value.numpy() for n, v in read.items() if v.const_value is not None}
+        try:
+            evaluator = ReferenceEvaluator(ir.to_proto(node), opsets={"": version})
+            found = np.asarray(evaluator.run(None, given)[0])
+        except Exception:  # noqa: BLE001  (what it has not, or refuses, is converted like any other node)
+            continue
+        if found.size > MOST_NUMBERS:
+            continue
+        name = str(old.name)
+        value = ir.Value(name=f"{name}/folded", const_value=ir.tensor(found, name=f"{name}/folded"))
+        old.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        value.name = name
+        graph.register_initializer(value)
+
+
+def _is_small(value: ir.Value) -> bool:
+    """Whether it is a constant that can be numbers: of rank 0 or 1, or of integers."""
+    tensor = value.const_value
+    if tensor is None or tensor.size > MOST_NUMBERS:
+        return False
+    return len(tensor.shape) <= 1 or not tensor.dtype.is_floating_point()
