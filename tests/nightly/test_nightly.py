@@ -228,6 +228,13 @@ def test_a_glob_that_accepts_nothing_is_refused(world, capsys):
     assert "--accept: must fit the name of a job (got 'rtz*'; the jobs: " in capsys.readouterr().err
 
 
+def test_a_limit_of_a_metric_that_no_job_has_is_refused(world, capsys):
+    words = ["nightly", str(world / "jobs"), "-o", str(world / "o"), "--cache", str(world / "c"), "--workers", "0"]
+    assert main([*words, "--limit", "miou_drop=0.5", "-q"]) == 2
+    said = "--limit: must name a metric of a job (got 'miou_drop'; no job has check.metrics)."
+    assert said in capsys.readouterr().err
+
+
 def test_one_bad_job_costs_only_itself(world, here):
     (world / "jobs/bad.yaml").write_text("name: bad\nmodel: [\n")
     (world / "jobs/twin.yaml").write_text((world / "jobs/rtx.yaml").read_text())

@@ -1,6 +1,7 @@
 """The search, on networks whose noise is known: each module in INT8 adds its own power to the output's."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -217,6 +218,23 @@ def test_the_pareto_front_holds_what_nothing_beats():
 def test_the_best_trial_passes_and_has_most_in_int8():
     failed, good, better = trial(1.0, 1, 1, passed=False), trial(0.5, 1, 50), trial(0.9, 1, 31)
     assert best_of([failed, good, better]) is better
+
+
+def test_several_outputs_are_judged_by_the_worst_and_the_budgets_own_figures_are_shown():
+    def of(db, lost):
+        metrics = (
+            Metric("sqnr_db", "anchors", float("inf")), Metric("sqnr_db", "scores", db),
+            Metric("map_drop", "scores", lost, 0.5, True),
+        )  # fmt: skip
+        return replace(trial(0.5, 1, 1), metrics=metrics)
+
+    better, noisier = of(30.0, 0.1), of(20.0, 0.2)
+    assert pareto([better, noisier]) == (better,)
+    shown = table([better, noisier]).splitlines()
+    assert shown[0] == "|  | calibration | kept out | quantized MACs | size MB | SQNR dB | map lost | budget |"
+    assert [cell.strip() for cell in shown[2].split("|")[6:8]] == ["30", "0.1"]
+    assert of(float("nan"), 0.0).value("sqnr_db") != of(1.0, 0.0).value("sqnr_db")
+    assert math.isnan(of(float("nan"), 0.0).value("sqnr_db") or 0.0)
 
 
 def test_the_page_holds_verdict_trials_and_ranking():

@@ -248,7 +248,34 @@ def test_how_close_to_the_limit_is_said_in_words() -> None:
     assert words("top1_agreement", 0.9, 0.95) == "2 times the error that is allowed"
     assert words("accuracy_drop", 0.0, 0.01) == "0 % of the error that is allowed"
     assert words("max_abs", 1.0, 0.0) == "beyond any limit"
+    assert words("miou_drop", 0.02, 0.01) == "2 times the error that is allowed"
+    assert words("miou_engine", 0.94, 0.999) == ""  # nobody knows its best value
     assert words("sqnr_db", 26.0, 20.0) == "50 % of the error that is allowed"
+
+
+def test_a_metric_without_a_best_value_has_no_bar_and_is_not_said_to_be_far_from_the_baseline(tmp_path: Path) -> None:
+    manifest = samples.manifest()
+    assert manifest.check is not None
+    metric = Metric("miou_engine", "logits", 0.94, 0.999, False, (0.93, 0.95))
+    check = dataclasses.replace(manifest.check, passed=False, metrics=(metric,))
+    assert (
+        headline(manifest, check) == "The INT8 + FP16 + FP32 graph misses limits of its job on 8 samples: miou_engine."
+    )
+    page = render(samples.content(tmp_path, manifest=samples.manifest(check=check)))
+    assert "gauge" not in page[page.index('id="metrics"') : page.index("</table>", page.index('id="metrics"'))]
+
+
+def test_the_figures_at_the_top_are_those_of_the_worst_output(tmp_path: Path) -> None:
+    manifest = samples.manifest()
+    assert manifest.check is not None
+    metrics = (
+        Metric("cosine", "anchors", 1.0), Metric("sqnr_db", "anchors", float("inf")),
+        Metric("cosine", "scores", 0.97), Metric("sqnr_db", "scores", 26.5),
+    )  # fmt: skip
+    check = dataclasses.replace(manifest.check, metrics=metrics)
+    shown = cards(samples.content(tmp_path, manifest=samples.manifest(check=check)), check)
+    assert ("Cosine similarity", "0.97", "mean, of scores") in shown
+    assert ("SQNR", "26.5 dB", "at scores") in shown
 
 
 def test_classes_without_names_are_said_to_be_indices(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtpipe.evaluation import intervals, metrics
@@ -24,6 +24,21 @@ OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
     "max": (ENGINE, False),
     "drop_max": (DROP, False),
 }
+
+
+def worst(figures: Iterable[Metric]) -> dict[str, Metric]:
+    """Each figure by its name, of several outputs the one that is farthest from the best there is; NaN is the worst.
+
+    Of a metric of the job's own that has no best value, the first.
+    """
+    found: dict[str, Metric] = {}
+    for figure in figures:
+        known = found.setdefault(figure.name, figure)
+        best = metrics.BEST.get(figure.name, 0.0 if figure.name.endswith(DROP) else math.nan)
+        worse = figure.value < known.value if best > 0 else figure.value > known.value
+        if not math.isnan(best) and not math.isnan(known.value) and (worse or math.isnan(figure.value)):
+            found[figure.name] = figure
+    return found
 
 
 @dataclass(frozen=True)

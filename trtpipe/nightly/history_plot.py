@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import first_line
+from trtpipe.evaluation.limits import worst
 from trtpipe.report.metric_rows import HEADLINES
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ FIGURES = (
 
 def figures(past: Past) -> dict[str, float]:
     """The figures of one night by name; of several outputs the worst one."""
-    outcome, values = past.outcome, dict[str, float]()
-    for metric in outcome.metrics:
-        values[metric.name] = min(values.get(metric.name, metric.value), metric.value)
+    outcome = past.outcome
+    values = {name: metric.value for name, metric in worst(outcome.metrics).items()}
     if outcome.size_bytes is not None:
         values["size_bytes"] = float(outcome.size_bytes)
     if outcome.outcome == "built":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from trtpipe.errors import FAILED, SUCCESS, first_line
+from trtpipe.evaluation.limits import worst
 from trtpipe.nightly.outcome import OUTCOMES, THERE, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
@@ -104,7 +105,7 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
 def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str) -> JobRow:
     """One job's row and detail."""
     state, word, remark = standing(o)
-    by_name = {m.name: m for m in reversed(o.metrics)}
+    by_name = worst(o.metrics)
     first = next((n for n in HEADLINES if n in by_name), None)
     total = o.total_seconds
     return JobRow(

@@ -17,6 +17,7 @@ from calib.strictjson import loads
 from trtpipe.bundle.format import place
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError
+from trtpipe.evaluation.limits import DROP
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
@@ -24,7 +25,7 @@ from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
-from trtpipe.nightly.regressions import compare
+from trtpipe.nightly.regressions import LIMITS, compare
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
@@ -136,6 +137,7 @@ class _Night:
         for glob in self.options.accept:
             if not fnmatch.filter(names, glob):
                 raise InputError(f"--accept: must fit the name of a job (got {glob!r}; the jobs: {', '.join(names)}).")
+        self._require_judged(planned)
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []
@@ -156,6 +158,14 @@ class _Night:
         if not todo:
             return False
         return self._build(todo)
+
+    def _require_judged(self, planned: Sequence[Planned]) -> None:
+        """A limit of what a metric loses names a metric of a job; a job that cannot be read may be the one."""
+        figures = {f"{metric}{DROP}" for p in planned for metric in p.job.check.metrics}
+        for name in self.options.limits:
+            if name not in LIMITS and name not in figures and not self.outcomes:
+                has = f"the jobs have {', '.join(sorted(figures))}" if figures else "no job has check.metrics"
+                raise InputError(f"--limit: must name a metric of a job (got {name!r}; {has}).")
 
     def _parts_of(self, outcome: JobOutcome) -> Mapping[str, str]:
         """What the outcome was made of; building a job may have shown that its code reads more than was known."""

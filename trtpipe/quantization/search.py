@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtpipe.evaluation.limits import bounds
+from trtpipe.evaluation.limits import bounds, worst
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
@@ -60,8 +60,8 @@ class Trial:
     latency_ms: float | None = None
 
     def metric(self, name: str) -> Metric | None:
-        """The figure of that name, the first output's that has one."""
-        return next((m for m in self.metrics if m.name == name), None)
+        """The figure of that name, of several outputs the worst."""
+        return worst(self.metrics).get(name)
 
     def value(self, name: str) -> float | None:
         """The value of `metric`."""

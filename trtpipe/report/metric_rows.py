@@ -43,7 +43,8 @@ OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric as it is shown. `used` is the share of what the limit allows; `reach` that of its interval."""
+    """One metric as it is shown. `used` is the share of what the limit allows; `reach` that of its interval; both None
+    where there is no limit, or no best value to count from."""
 
     title: str
     says: str
@@ -103,8 +104,9 @@ def metric_row(metric: Metric) -> MetricRow:
         least = best > 0 if not math.isnan(best) else (metric.value >= metric.limit) is metric.passed
         value, bound = beside_limit(metric.value, metric.limit, share=share)
         limit = f"{'≥' if least else '≤'} {bound}"
-        used = allowance(metric.value, metric.limit, best)
-        if metric.interval is not None:
+        if not math.isnan(best):
+            used = allowance(metric.value, metric.limit, best)
+        if used is not None and metric.interval is not None:
             ends = sorted(allowance(v, metric.limit, best) for v in metric.interval)
             reach = (ends[0], ends[1])
     return MetricRow(title, says, metric.output, value, interval, limit, metric.passed, used, reach)
@@ -115,8 +117,8 @@ def allowance(value: float, limit: float, best: float) -> float:
 
     In dB, where there is no best value, it is the noise's amplitude over the one allowed.
     """
-    if math.isnan(value) or math.isnan(best):
-        return math.inf if math.isnan(value) else 0.0
+    if math.isnan(value):
+        return math.inf
     if math.isinf(best):
         return 0.0 if value == math.inf else float(10 ** (min(limit - value, 400.0) / 20))
     room = abs(best - limit)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
+from trtpipe.evaluation.limits import ENGINE, worst
 from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
@@ -191,6 +192,8 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
         limits = "the limit" if count == 1 else f"all {count} limits"
         return f"{subject} matches its {manifest.baseline} baseline {where}, within {limits} of the job."
     missed = [m.name for m in check.metrics if m.passed is False]
+    if missed and all(name.endswith(ENGINE) for name in missed):  # which the baseline may miss as well
+        return f"{subject} misses limits of its job {where}: {', '.join(missed)}."
     if missed:
         return f"{subject} is too far from its {manifest.baseline} baseline {where}: {', '.join(missed)}."
     return f"{subject} was compared with its {manifest.baseline} baseline {where}, and the comparison proves nothing."
@@ -198,7 +201,7 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
 
 def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, str]]:
     """The few figures above all others: (title, value, remark)."""
-    by_name = {m.name: m for m in reversed(check.metrics)}
+    by_name, several = worst(check.metrics), len({m.output for m in check.metrics}) > 1
     result: list[tuple[str, str, str]] = []
     if (m := by_name.get("accuracy_engine")) is not None:
         base = by_name.get("accuracy_baseline")
@@ -206,9 +209,9 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
     if (m := by_name.get("top1_agreement")) is not None:
         result.append(("Same class as the baseline", percent(m.value), f"of {check.samples:,} samples"))
     if (m := by_name.get("cosine")) is not None:
-        result.append(("Cosine similarity", compact(m.value), "mean"))
+        result.append(("Cosine similarity", compact(m.value), f"mean, of {m.output}" if several else "mean"))
     if (m := by_name.get("sqnr_db")) is not None:
-        result.append(("SQNR", f"{compact(m.value)} dB", "at the output"))
+        result.append(("SQNR", f"{compact(m.value)} dB", f"at {m.output}" if several else "at the output"))
     engine = content.manifest.engine
     if engine is not None and engine.file in content.sizes:
         result.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))

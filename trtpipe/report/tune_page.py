@@ -8,9 +8,9 @@ from trtpipe.figures import beside, exact
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
-from trtpipe.report.metric_rows import HEADLINES
+from trtpipe.report.metric_rows import HEADLINES, meaning
 
-#: Figures that have a column when any trial has them, in this order.
+#: Figures that have a column when any trial has them, in this order; behind them others that the budget names.
 FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
 #: How many modules of the ranking the page shows.
 RANKED = 20
@@ -33,8 +33,9 @@ def page(name: str, tuned: Tuned, limits: Limits) -> str:
     parts = [f"# {name}: tuning", verdict(tuned) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
         "A `*` marks the Pareto front: no other trial is as good in quantized MACs, size and SQNR and better in one. "
-        "Sizes are those of the Q/DQ graph. All trials saw the same check samples, so the best of them is flattered a "
-        "little: samples that no trial has seen would say by how much."
+        "Sizes are those of the Q/DQ graph; of several outputs the worst one's figures are shown. All trials saw the "
+        "same check samples, so the best of them is flattered a little: samples that no trial has seen would say by "
+        "how much."
     )
     parts += tuned.notes
     if tuned.sensitivity is not None:
@@ -44,7 +45,10 @@ def page(name: str, tuned: Tuned, limits: Limits) -> str:
 
 def table(trials: Sequence[Trial]) -> str:
     """The trials in the order they were made."""
-    figures = {n: title for n, title in FIGURES.items() if any(t.value(n) is not None for t in trials)}
+    limited = {
+        m.name: meaning(m.name)[0] for t in trials for m in t.metrics if m.limit is not None and m.name not in FIGURES
+    }
+    figures = {n: title for n, title in (FIGURES | limited).items() if any(t.value(n) is not None for t in trials)}
     timed = any(t.latency_ms is not None for t in trials)
     front = pareto(trials)
     titles = ["", "calibration", "kept out", "quantized MACs", "size MB", *figures.values()]
