@@ -3,7 +3,8 @@
 In a quantized graph the scale of the last activation on each way to an output (in its Q and in every DQ that reads it)
 is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
-little by itself, as its sum goes on without it. In any other graph the last weight is set to zero, or the scale that
+little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, its blocks' scales are set to zero;
+what lies before it is left as it is. In any other graph the last weight is set to zero, or the scale that
 it is stored with; without a convolution, a linear or a matmul of a weight, the last floating-point constant of all.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from onnx import ModelProto, NodeProto, TensorProto
     from torch.fx import GraphModule, Node
@@ -35,6 +36,8 @@ HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
 #: Operation of a program that quantizes an activation -> the factor of its scale, which its readers have too.
 _QUANTIZERS = {"quantize_per_tensor": (SCALE_FACTOR, HOW_SCALE), "fp8_quantize": (1 / SCALE_FACTOR, HOW_FP8)}
+#: Operations of a program that give a weight stored in 4 bits; their second argument are the scales of its blocks.
+_FOUR_BITS = ("int4_dequantize", "fp4_dequantize")
 _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
@@ -61,19 +64,17 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     ]
     if quantizers:
         damaged = _nearest_the_outputs(proto, quantizers)
-        for i, quantizer in enumerate(damaged):
-            zero_point = constants.get(quantizer.input[2]) if len(quantizer.input) > 2 else None
-            fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
-            factor = 1 / SCALE_FACTOR if fp8 else SCALE_FACTOR
-            readers = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] == quantizer.output[0]]
-            for k, node in enumerate((quantizer, *readers)):
-                scale = numpy_helper.to_array(constants[node.input[1]])
+        hows = []
+        for i, node in enumerate(damaged):
+            scales, factor, how = _damage(proto, constants, node)
+            hows.append(how)
+            for k, reader in enumerate(scales):
+                scale = numpy_helper.to_array(constants[reader.input[1]])
                 new = (scale.astype(np.float32) * factor).astype(scale.dtype)
-                node.input[1] = f"damaged_scale_{i}_{k}"
-                graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
-        last = damaged[-1]
+                reader.input[1] = f"damaged_scale_{i}_{k}"
+                graph.initializer.append(numpy_helper.from_array(new, reader.input[1]))
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        return replace(model, data=proto.SerializeToString()), last.name + more, HOW_FP8 if fp8 else HOW_SCALE
+        return replace(model, data=proto.SerializeToString()), damaged[-1].name + more, hows[-1]
     weights = [
         (n, i)
         for n in graph.node
@@ -99,31 +100,74 @@ def _is_damaged_by_zero(constant: TensorProto) -> bool:
     return bool(value.dtype.kind == "f" and value.any())
 
 
+def _damage(
+    proto: ModelProto, constants: Mapping[str, TensorProto], node: NodeProto
+) -> tuple[list[NodeProto], float, str]:
+    """The nodes whose scale is changed to damage what an activation's Q or a 4-bit weight's DQ gives, by which factor,
+    and how that is called."""
+    import onnx
+
+    if node.op_type == "DequantizeLinear":
+        makers = {n.output[0]: n for n in proto.graph.node}  # NVFP4 stores the scales themselves with a scale
+        return [node if node.input[1] in constants else makers[node.input[1]]], 0.0, HOW_WEIGHT
+    zero_point = constants.get(node.input[2]) if len(node.input) > 2 else None
+    fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
+    readers = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == node.output[0]]
+    return [node, *readers], *((1 / SCALE_FACTOR, HOW_FP8) if fp8 else (SCALE_FACTOR, HOW_SCALE))
+
+
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
-    """The quantizers that a way back from an output meets first, in the order of the graph."""
+    """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order."""
+    import onnx
+
+    four_bits = (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
+    stored = {i.name for i in proto.graph.initializer if i.data_type in four_bits}
+    weights = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
     producer = {name: node for node in proto.graph.node for name in node.output}
+    data = {i.name for i in proto.graph.input}
+    for node in proto.graph.node:
+        if not data.isdisjoint(node.input):
+            data.update(node.output)
     met = _met_first(
         (o.name for o in proto.graph.output),
         lambda name: producer[name].input if name in producer else (),
         {q.output[0] for q in quantizers},
+        {w.output[0] for w in weights},
+        data.__contains__,
     )
-    return [q for q in quantizers if q.output[0] in met] or [quantizers[-1]]
+    found = [n for n in (*quantizers, *weights) if n.output[0] in met]
+    return sorted(found, key=list(proto.graph.node).index) if found else [quantizers[-1]]
 
 
 def _met_first(
-    outputs: Iterable[Value], inputs_of: Callable[[Value], Iterable[Value]], wanted: set[Value]
+    outputs: Iterable[Value],
+    inputs_of: Callable[[Value], Iterable[Value]],
+    quantizers: set[Value],
+    weights: set[Value],
+    is_data: Callable[[Value], bool],
 ) -> set[Value]:
-    """Of the `wanted` values, those that a way back from an output meets before any other of them."""
+    """Of the values of `quantizers` and `weights`, those that a way back from an output meets before any other.
+
+    A weight is met at the operation that reads it, directly or through what depends on no input.
+    """
     todo, seen, met = list(outputs), set[Value](), set[Value]()
     while todo:
         value = todo.pop()
         if value in seen:
             continue
         seen.add(value)
-        if value in wanted:
+        if value in quantizers:
             met.add(value)
-        else:
-            todo += inputs_of(value)
+            continue
+        inputs = list(inputs_of(value))
+        constant = [i for i in inputs if not is_data(i)]
+        read = set[Value]()
+        while constant:
+            at = constant.pop()
+            read |= {at} & weights
+            constant += () if at in weights else inputs_of(at)
+        met |= read
+        todo += () if read else inputs
     return met
 
 
@@ -141,15 +185,27 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     nodes = list(calls(graph.graph))
     quantizers = [n for n in nodes if op_name(n) in _QUANTIZERS]
     if quantizers:
-        met = _met_first(graph.graph.output_node().all_input_nodes, lambda n: n.all_input_nodes, set(quantizers))
-        damaged = [q for q in quantizers if q in met] or [quantizers[-1]]
-        for quantizer in damaged:
-            factor, _ = _QUANTIZERS[op_name(quantizer)]
-            for node in (quantizer, *quantizer.users):
-                node.args = (node.args[0], float(node.args[1]) * factor, *node.args[2:])  # type: ignore[arg-type]
+        data = set(graph.graph.find_nodes(op="placeholder"))
+        for node in nodes:
+            data |= {node} if not data.isdisjoint(node.all_input_nodes) else set()
+        met = _met_first(
+            graph.graph.output_node().all_input_nodes,
+            lambda n: n.all_input_nodes,
+            set(quantizers),
+            {n for n in nodes if op_name(n) in _FOUR_BITS},
+            data.__contains__,
+        )
+        damaged = [n for n in nodes if n in met] or [quantizers[-1]]
+        for node in damaged:
+            if op_name(node) in _FOUR_BITS:
+                _set_to_zero(graph, node, node.args[1])
+                continue
+            factor, _ = _QUANTIZERS[op_name(node)]
+            for scaled in (node, *node.users):
+                scaled.args = (scaled.args[0], float(scaled.args[1]) * factor, *scaled.args[2:])  # type: ignore[arg-type]
         last = damaged[-1]
-        how = _QUANTIZERS[op_name(last)][1]
-        reader = next((u for d in last.users for u in d.users), last)
+        how = HOW_WEIGHT if op_name(last) in _FOUR_BITS else _QUANTIZERS[op_name(last)][1]
+        reader = next(iter(last.users)) if op_name(last) in _FOUR_BITS else _behind(last)
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     else:
         more = ""
@@ -172,9 +228,8 @@ def _without_weights_of(loaded: LoadedModel, path: str) -> LoadedModel:
 
 def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
     """The last operation that has a constant weight, which is now zero."""
-    import torch
 
-    from trtpipe.model.nodes import add_constant, constant_value, is_constant, op_name
+    from trtpipe.model.nodes import constant_value, is_constant, op_name
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
     products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
@@ -187,6 +242,21 @@ def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
     weights = weights or [r for r in read if r[2].is_floating_point() and bool(r[2].any())]
     if not weights:
         raise BuildError(_NOTHING)
-    node, constant, value = weights[-1]
-    node.replace_input_with(constant, add_constant(graph, "damaged_weight", torch.zeros_like(value), node))
+    node, constant, _ = weights[-1]
+    _set_to_zero(graph, node, constant)
     return next(iter(node.users)) if op_name(node).endswith("_dequantize") else node
+
+
+def _behind(quantizer: Node) -> Node:
+    """What reads the quantized activation, behind its dequantization."""
+    return next((u for d in quantizer.users for u in d.users), quantizer)
+
+
+def _set_to_zero(graph: GraphModule, node: Node, constant: Any) -> None:
+    """Have an operation read zeros in the place of a constant."""
+    import torch
+
+    from trtpipe.model.nodes import add_constant, constant_value
+
+    zeros = torch.zeros_like(constant_value(graph, constant))
+    node.replace_input_with(constant, add_constant(graph, "damaged_weight", zeros, node))
