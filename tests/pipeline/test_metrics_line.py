@@ -17,6 +17,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.build import build
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.progress import Silent
 from trtpipe.runtime.recheck import golden_limits
 
@@ -144,6 +145,8 @@ def test_scores_of_boxes_are_no_classes_to_classify_by(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(["run", str(bundle), str(tmp_path / "images"), "--graph", "-q"]) == 2
     assert "has no output [N, C] to classify by. Add --raw." in capsys.readouterr().err
+    prepared = PreparedJob(load_job(tmp_path / "job.yaml"), Stages(Silent()))  # bench compares these
+    assert [s.classes for s in prepared.outputs] == [True, False, False]
 
 
 def test_a_limit_that_is_missed_fails_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,32 @@ def test_a_product_is_in_int8_where_both_its_factors_are(conv: tuple[str, ...], 
     )
 
 
+def test_what_a_job_keeps_out_of_int8_is_not_said_to_stand_between_q_and_dq() -> None:
+    class Inner(nn.Module):
+        """A mean in a module of its own, so that a glob can name it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.pool = Own(frozenset({"input", "weight"})), Pool()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.pool(self.own(x))
+            return y
+
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return mark(x, ONE).mean(1, keepdim=True)
+
+    captured = as_given(capture(nets.loaded(nets.settled(Inner(), nets.images(4, 3, 8, 8)))))
+    amax = given_amax(captured)
+
+    def notes(keep: Keep) -> str:
+        return "\n".join(quantize(captured, int8=True, half=None, keep=keep, amax=amax, ranges={}, narrow=None).notes)
+
+    assert "mean: quantized by the model and not fused" in notes(Keep())
+    assert "not fused" not in notes(Keep(fp32=("pool",)))
+
+
 class Twice(nn.Module):
     """One tensor is quantized with two scales: its input, or what a layer gives."""
 

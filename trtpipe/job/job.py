@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -157,6 +159,10 @@ class Job(Section):
         """Names of the outputs that a metric takes for the scores and classes of boxes: they have no class a place."""
         args = [m.args for m in self.check.metrics.values() if m.function == "coco_map"]
         return frozenset(str(a.get(key, name)) for a in args for key, name in BOXED.items())
+
+    def as_judged(self, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """The outputs' bindings; those that are scores or classes of boxes are no class scores of samples."""
+        return tuple(replace(s, classes=False) if s.name in self.boxed else s for s in outputs)
 
     def batch_size(self, data: Data) -> int:
         """The `batch_size` of `data`, within what the batch dimension of the inputs takes."""

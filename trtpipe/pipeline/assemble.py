@@ -145,7 +145,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         kind="kit" if engine is None else "bundle",
         engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
-        outputs=tuple(replace(s, classes=False) if s.name in job.boxed else s for s in lowered.outputs),
+        outputs=job.as_judged(lowered.outputs),
         # A folder of timing caches is this machine's own business, and plugins lie in the bundle.
         build=job.build.model_copy(update={**dict.fromkeys(CACHES), "plugins": tuple(plugins)}),
         opset=None if graph is None else graph.opset,

@@ -89,7 +89,7 @@ def bench_prepared(
     from trtpipe.evaluation.torch_modes import ModeSetup, torch_modes
 
     arrays, labels = check_samples(prepared, samples)
-    data = batched(arrays, labels, prepared.loaded.inputs, prepared.captured.outputs)
+    data = batched(arrays, labels, prepared.inputs, prepared.outputs)
     batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))

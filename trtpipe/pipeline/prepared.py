@@ -162,7 +162,8 @@ class PreparedJob:
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output bindings."""
-        return self.results.on_disk("outputs", SPECS, lambda: self.captured.outputs)
+        specs = self.results.on_disk("outputs", SPECS, lambda: self.captured.outputs)
+        return self.job.as_judged(specs)
 
     @cached_property
     def _model(self) -> LoadedModel:

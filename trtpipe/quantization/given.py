@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from trtpipe.model.marks import is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.quantization.formats import INT8, SMALLEST_SCALE
-from trtpipe.values import Captured, Int8Weight
+from trtpipe.values import Captured, Int8Weight, Site
 
 
 def given_amax(captured: Captured) -> dict[str, float]:
@@ -36,23 +37,29 @@ def given_amax(captured: Captured) -> dict[str, float]:
 
 
 def as_given(captured: Captured) -> Captured:
-    """The graph of a quantized model with the scales of its weights, and notes on what TensorRT will not fuse."""
+    """The graph of a quantized model with the scales of its weights."""
     int8: dict[str, Int8Weight] = {}
-    odd: dict[str, list[str]] = {}
     for site in captured.sites:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)
             scales = torch.tensor(marks_of(site.consumer)[site.producer.name].scales, dtype=torch.float32)
             scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()
             int8[site.consumer.name] = Int8Weight(weight, scales, None)
-        elif op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
+    return replace(captured, int8=int8)
+
+
+def not_fused(sites: Sequence[Site]) -> list[str]:
+    """Notes on the quantized inputs of operations that TensorRT has no INT8 kernel for: only a model that came with
+    its own Q/DQ has such."""
+    odd: dict[str, list[str]] = {}
+    for site in sites:
+        if site.axis is None and op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
             odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "outside any module")
-    notes = tuple(
+    return [
         f"{op}: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: "
         + ", ".join(dict.fromkeys(paths))
         for op, paths in odd.items()
-    )
-    return replace(captured, int8=int8, notes=(*captured.notes, *notes))
+    ]
 
 
 def in_float(captured: Captured) -> Captured:

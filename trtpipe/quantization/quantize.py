@@ -26,6 +26,7 @@ from trtpipe.model.pt2e import (
 )
 from trtpipe.model.sites import kept_sites, of_product, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
+from trtpipe.quantization.given import not_fused
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs, idle_modes
@@ -290,6 +291,7 @@ def quantize(
     if int8 or narrow is not None:
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
+        notes += not_fused(plan.int8)
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
     if narrow is not None:
         notes += idle_globs(narrow.modes, tuple(plan.chosen.choices), keep)
