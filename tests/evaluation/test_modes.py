@@ -114,6 +114,26 @@ def test_a_processor_without_quantized_kernels_is_said(setup, monkeypatch):
         modes_module._pt2e(setup)
 
 
+def test_an_onnx_file_is_not_said_to_run_in_half(setup):
+    of_file = dataclasses.replace(setup, loaded=dataclasses.replace(setup.loaded, kind="onnx"))
+    rows = {m.name: m.cannot for m in torch_modes(of_file, None)}
+    reason = "an ONNX file has its casts in FP32; the graph of a job with fp16_mode or bf16_mode is in half"
+    assert [n for n, cannot in rows.items() if cannot == reason] == [
+        "eager FP16", "eager BF16", "TorchScript FP16", "TorchScript BF16", "torch.compile BF16",
+    ]  # fmt: skip
+
+
+def test_a_network_that_pytorch_does_not_quantize_is_not_given_as_int8(setup):
+    class Sums(torch.nn.Module):
+        def forward(self, x):
+            return x.abs().sum((1, 2, 3))[:, None].expand(-1, 5) * 1.0
+
+    bound = bind(Sums(), setup.loaded.inputs, {}, ("y",))
+    odd = dataclasses.replace(setup, loaded=dataclasses.replace(setup.loaded, module=bound))
+    with pytest.raises(MissingError, match=r"^bench: PyTorch's quantizer found no operation of this network"):
+        modes_module._pt2e(odd)
+
+
 @pytest.mark.acceptance
 def test_compiled_and_int8(setup, reference):
     rows = measured(setup, reference, lambda n: "compile" in n or "INT8" in n)

@@ -20,6 +20,7 @@ from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
 from trtpipe.model.computing import tf32_allowed
+from trtpipe.model.nodes import calls, op_name
 from trtpipe.model.torch_versions import graph_module, needs_torchao
 from trtpipe.values import LoadedModel
 
@@ -77,26 +78,28 @@ def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
     def autocast(dtype: torch.dtype) -> Within:
         return lambda: torch.autocast(device, dtype=dtype)
 
+    in_half = "" if setup.loaded.kind != "onnx" else _OF_FILE
     compiler = "" if device == "cuda" or shutil.which("g++") or shutil.which("clang++") else _NO_COMPILER
     cpu_only = "" if device == "cpu" else "PyTorch's INT8 kernels are for CPUs"
     if not needs_torchao(torch.__version__):
         cpu_only = "PyTorch's own INT8 is measured with torchao, which PyTorch before 2.7 does without"
     return (
         mode("eager FP32", lambda: moved(module)),
-        mode("eager FP16", lambda: moved(InHalf(module, half))),
-        mode("eager BF16", lambda: moved(InHalf(module, bfloat))),
+        mode("eager FP16", lambda: moved(InHalf(module, half)), in_half),
+        mode("eager BF16", lambda: moved(InHalf(module, bfloat)), in_half),
         mode("autocast FP16", lambda: moved(module), within=autocast(half)),
         mode("autocast BF16", lambda: moved(module), within=autocast(bfloat)),
         mode("TorchScript FP32", lambda: _as_script(script, setup), _NO_SCRIPT if script is None else ""),
-        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), setup)),
-        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), setup)),
+        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), setup), in_half),
+        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), setup), in_half),
         mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
-        mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), compiler),
+        mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), in_half or compiler),
         mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(setup), cpu_only),
     )
 
 
 _NO_SCRIPT = "there is no TorchScript of a .pt2 program or an ONNX file"
+_OF_FILE = "an ONNX file has its casts in FP32; the graph of a job with fp16_mode or bf16_mode is in half"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
 
 
@@ -270,7 +273,9 @@ def _pt2e(setup: ModeSetup) -> Call:
         with torch.inference_mode():
             for _, arrays in zip(range(CALIBRATION_BATCHES), setup.calibration(), strict=False):
                 observed(*tensors(setup, arrays))
-        converted: torch.nn.Module = convert_pt2e(observed)
+        converted: Any = convert_pt2e(observed)
+        if not any("quantize" in op_name(n) for n in calls(converted.graph)):
+            raise MissingError("bench: PyTorch's quantizer found no operation of this network that it knows.")
         if on_arm:
             return compiled(converted, freezing=True)
         with torch.no_grad():  # torch 2.14's Inductor refuses oneDNN's packed weights; torchao's own lowering does not

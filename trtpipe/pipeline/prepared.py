@@ -189,7 +189,8 @@ class PreparedJob:
                 require_corners(loaded, captured, self.first_check_batch, expected, self.job.build.profiles)
                 return captured
 
-        return as_the_job_wants(self.job, self.results.in_memory("capture", make))
+        captured = as_the_job_wants(self.job, self.results.in_memory("capture", make))
+        return replace(captured, outputs=self.job.as_judged(captured.outputs))
 
     @cached_property
     def device(self) -> str:

@@ -28,7 +28,7 @@ OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("LRN", {"size": 4}, [], "has an even size (4). Export it with an odd one."),
     ("Resize", {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
      [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
-     "resizes in a way that PyTorch has not (mode linear, asymmetric). Export it with mode nearest (asymmetric, "
+     "resizes in a way that is not converted (mode linear, asymmetric). Export it with mode nearest (asymmetric, "
      "floor), or linear or cubic (half_pixel, no antialias)."),
     ("GatherND", {"batch_dims": 1}, [np.zeros((1, 1), np.int64)], "has batch_dims. Export it without them."),
     ("ScatterND", {"reduction": "add"}, [np.zeros((1, 1), np.int64), PLANE],
@@ -209,3 +209,26 @@ def test_what_a_dropped_branch_read_is_dropped_too(tmp_path: Path) -> None:
         load_network(path)
     found = load_network(path, ("features",))(torch.tensor([-1.0, 2.0]))
     assert found["features"].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("pads", [(0, 1, 0, 2), (2, 0, 1, 0), (1, 1, 1, 1)])
+def test_any_spatial_side_is_padded_in_every_mode(mode: str, pads: tuple[int, ...], tmp_path: Path) -> None:
+    top, left, bottom, right = pads
+    given = {"pads": np.array([0, 0, top, left, 0, 0, bottom, right])}
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Pad", ["x", "pads"], ["y"], mode=mode)], given, opset=19)
+    x = torch.arange(48.0).reshape(1, 2, 4, 6)
+    expected = np.pad(x.numpy(), ((0, 0), (0, 0), (top, bottom), (left, right)), mode)  # type: ignore[call-overload]
+    np.testing.assert_array_equal(load_network(path)(x)["y"].numpy(), expected)
+
+
+def test_channels_are_padded_with_a_constant_alone(tmp_path: Path) -> None:
+    given = {"pads": np.array([0, 1, 0, 0, 0, 0, 0, 0])}
+    path = saved(
+        tmp_path / "m.onnx", [helper.make_node("Pad", ["x", "pads"], ["y"], "p", mode="edge")], given, opset=19
+    )
+    with pytest.raises(InputError) as caught:
+        load_network(path)(torch.ones(1, 2, 4, 6))
+    assert str(caught.value) == (
+        "model.onnx: Pad (p) pads the batch or the channels in mode edge. Export it with Concat."
+    )

@@ -228,7 +228,7 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
         )
     if not known:
         raise node.refused(
-            f"resizes in a way that PyTorch has not (mode {mode}, {how})",
+            f"resizes in a way that is not converted (mode {mode}, {how}{', antialias' * node.get('antialias', 0)})",
             "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, no antialias).",
         )
     spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]

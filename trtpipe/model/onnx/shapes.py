@@ -225,6 +225,11 @@ def _pad(
         node.get("mode", "constant")
     ]
     first = min((a for a, p in both.items() if p != (0, 0)), default=data.dim() - 1)
+    if mode != "constant":  # PyTorch wants a pair for every spatial dimension
+        spatial = min(2, data.dim() - 1)
+        if first < spatial:
+            raise node.refused(f"pads the batch or the channels in mode {node.get('mode')}", "Export it with Concat.")
+        first = spatial
     flat = [p for a in range(data.dim() - 1, first - 1, -1) for p in both.get(a, (0, 0))]
     return functional.pad(data, flat, mode=mode, **({"value": fill} if mode == "constant" else {}))
 
