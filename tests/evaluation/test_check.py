@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,33 @@ def test_a_check_that_cannot_fail_says_so() -> None:
         "the check cannot fail: a copy with head/QuantizeLinear damaged (scale x 127) met every limit too. "
         "Tighten check.limits, or check on data that differ from each other",
     )
+
+
+def test_an_output_that_meets_its_limits_in_the_damaged_copy_is_named() -> None:
+    class Two(Echo):
+        """Scores, and ages of which half are far off where `how` changes the scores."""
+
+        def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
+            ages = np.tile(np.array([40.0, 50.0, 45.0, 60.0], np.float32), (len(inputs["x"]), 1))
+            return {"y": self.how(inputs["x"]), "age": ages if self.how(1.0) == 1.0 else ages + np.array([5, -5, 5, 5])}
+
+    two = TensorSpec("age", "float32", ("N", 4), N)
+    how = Batching(INPUT, (*HOW.outputs, two), 5)
+    ages = np.tile(np.array([40.0, 50.0, 45.0, 60.0], np.float32), (len(X), 1))
+    both = replace(data(), reference={"y": X, "age": ages}, batching=how)
+    wrong = Damaged(lambda: nullcontext(Executor(Two(lambda x: x * 0.0), "graph")), "h", "scale x 127")
+    said = (
+        "the check of age alone cannot fail: it met its limits in the damaged copy too, where only others missed "
+        "theirs. A limit of another figure (relative_l2_max, sqnr_db_min) may tell"
+    )
+    for limits, warned in ((Limits(cosine_min=0.95), True), (Limits(cosine_min=0.95, relative_l2_max=0.05), False)):
+        report = check_engine(Two(), "graph", both, limits, damaged=wrong, progress=Silent())
+        assert report.passed
+        assert report.control.failed
+        assert (said in report.warnings) is warned
+    report = check_engine(Two(), "graph", both, Limits(max_abs_max=1e6), damaged=wrong, progress=Silent())
+    assert not report.control.failed
+    assert report.warnings == ()  # the problem says it of all
 
 
 def test_the_error_on_the_golden_samples_is_kept() -> None:
