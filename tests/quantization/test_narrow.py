@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 
+import nets
 import onnx
 import pytest
 import torch
@@ -14,6 +15,7 @@ from models import Attention, line, tiny
 from calib.audit import Audit, TensorAudit
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
+from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
@@ -111,6 +113,20 @@ def test_why_an_operation_is_not_in_the_format_it_would_have(net):
     assert reasons["head"] == "FP8: a matmul of under 16 inputs or outputs gains nothing"
     reasons = {layer.module: layer.reason for layer in quantized(net, INT4).layers}
     assert reasons["head"] == "INT4: its 24 inputs do not fill blocks of 64"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "name", "fits"),
+    [(64, 1, "int4", False), (128, 1, "int4", False), (256, 1, "int4", True), (64, 2, "int4", True),
+     (16, 1, "nvfp4", False), (32, 1, "nvfp4", True)],
+)  # fmt: skip
+def test_a_weight_of_a_single_block_is_left_wide(inputs, outputs, name, fits):
+    """TensorRT's parser takes one scale for that of a whole tensor, which 4 bits have not."""
+    captured = capture(nets.loaded(torch.nn.Linear(inputs, outputs), ("N", inputs), out_shape=("N", outputs)))
+    (node,) = {s.consumer for s in captured.sites}
+    assert (cannot(node, name) == "") is fits
+    blocks = f"its weight is one block of {inputs}, whose scale TensorRT takes for that of a whole tensor"
+    assert cannot(node, name) == ("" if fits else blocks)
 
 
 def test_globs_choose_and_the_last_that_fits_decides(net):

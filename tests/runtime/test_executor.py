@@ -287,6 +287,13 @@ def test_a_figure_and_the_checks_are_told_apart() -> None:
     assert said == "a maximum difference of 1.02 (check: 1)"
 
 
+def test_one_number_a_sample_has_no_worst_cosine_that_some_samples_could_be_held_to() -> None:
+    """Its cosine is that of all samples of the check together: any eight of them may have another."""
+    baseline, got = np.array([[1.0], [2.0]], np.float32), np.array([[1.1], [1.9]], np.float32)
+    assert executor._beyond(baseline, got, executor.Distance(0.9999, 0.2, 0.1)) == ""
+    assert "a relative L2 error of" in executor._beyond(baseline, -got, executor.Distance(0.9999, 9.0, 0.1))
+
+
 @pytest.mark.parametrize("slack", [1.0, 1.25])
 def test_every_error_may_be_as_many_times_as_large_as_the_slack_says(slack: float) -> None:
     """Outputs turned by an angle: 1 - cosine is that of the check times the square of the factor, to first order."""

@@ -62,8 +62,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for n in graph.node  # of activations: for TensorRT 8.6 weights have a Q of their own
         if n.op_type == "QuantizeLinear" and n.input[1] in constants and n.input[0] not in constants
     ]
-    if quantizers:
-        damaged = _nearest_the_outputs(proto, quantizers)
+    if damaged := _nearest_the_outputs(proto, quantizers):
         hows = []
         for i, node in enumerate(damaged):
             scales, factor, how = _damage(proto, constants, node)
@@ -117,7 +116,8 @@ def _damage(
 
 
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
-    """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order."""
+    """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order;
+    none where there are none."""
     import onnx
 
     four_bits = (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
@@ -135,8 +135,8 @@ def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> 
         {w.output[0] for w in weights},
         data.__contains__,
     )
-    found = [n for n in (*quantizers, *weights) if n.output[0] in met]
-    return sorted(found, key=list(proto.graph.node).index) if found else [quantizers[-1]]
+    found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [*quantizers, *weights][-1:]
+    return sorted(found, key=list(proto.graph.node).index)
 
 
 def _met_first(
@@ -184,7 +184,8 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     graph = graph_module(quantized.program)
     nodes = list(calls(graph.graph))
     quantizers = [n for n in nodes if op_name(n) in _QUANTIZERS]
-    if quantizers:
+    weights = [n for n in nodes if op_name(n) in _FOUR_BITS]
+    if quantizers or weights:
         data = set(graph.graph.find_nodes(op="placeholder"))
         for node in nodes:
             data |= {node} if not data.isdisjoint(node.all_input_nodes) else set()
@@ -192,10 +193,10 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
             graph.graph.output_node().all_input_nodes,
             lambda n: n.all_input_nodes,
             set(quantizers),
-            {n for n in nodes if op_name(n) in _FOUR_BITS},
+            set(weights),
             data.__contains__,
         )
-        damaged = [n for n in nodes if n in met] or [quantizers[-1]]
+        damaged = [n for n in nodes if n in met] or [*quantizers, *weights][-1:]
         for node in damaged:
             if op_name(node) in _FOUR_BITS:
                 _set_to_zero(graph, node, node.args[1])
@@ -228,23 +229,17 @@ def _without_weights_of(loaded: LoadedModel, path: str) -> LoadedModel:
 
 def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
     """The last operation that has a constant weight, which is now zero."""
-
     from trtpipe.model.nodes import constant_value, is_constant, op_name
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
     products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
-    weights = [
-        (n, c, value)
-        for n, c, value in read
-        if (op_name(n).startswith(products) and value.dim() > 1)
-        or (op_name(n).endswith("_dequantize") and c is n.args[1])  # 4 bits: the scales of a weight's blocks
-    ]
+    weights = [(n, c, value) for n, c, value in read if op_name(n).startswith(products) and value.dim() > 1]
     weights = weights or [r for r in read if r[2].is_floating_point() and bool(r[2].any())]
     if not weights:
         raise BuildError(_NOTHING)
     node, constant, _ = weights[-1]
     _set_to_zero(graph, node, constant)
-    return next(iter(node.users)) if op_name(node).endswith("_dequantize") else node
+    return node
 
 
 def _behind(quantizer: Node) -> Node:

@@ -207,9 +207,12 @@ def cannot(node: Node, name: NumberFormatName) -> str:
     if FORMATS[name].bits == 4:
         if kind != "linear":
             return "4 bits are for the weights of linears"
-        inputs = _shape(node.args[1])[1]
-        if block_size(FORMATS[name], inputs) is None:
+        outputs, inputs = _shape(node.args[1])
+        block = block_size(FORMATS[name], inputs)
+        if block is None:
             return f"its {inputs} inputs do not fill blocks of {FORMATS[name].blocks[-1]}"
+        if outputs * inputs == block:
+            return f"its weight is one block of {block}, whose scale TensorRT takes for that of a whole tensor"
         return ""
     return _no_fp8_convolution(node) if kind.startswith("conv") else _no_fp8_matmul(node, kind)
 
