@@ -123,6 +123,37 @@ class Branches(torch.nn.Module):
         return self.left(x) + self.right(torch.tanh(x))
 
 
+class Heads(torch.nn.Module):
+    """Two outputs from branches of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.one, self.two = torch.nn.Linear(192, 64), torch.nn.Linear(64, 8), torch.nn.Linear(192, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.flatten(1)
+        return self.one(torch.relu(self.stem(x))), self.two(x)
+
+
+@pytest.mark.parametrize("int8", [True, False])
+def test_every_output_is_damaged(int8: bool) -> None:
+    loaded = nets.loaded(Heads(), outputs=("a", "b"), out_shape=("N", 8))
+    captured = capture(loaded)
+    amax = {s.group: 4.0 for s in captured.sites if s.axis is None} if int8 else {}
+    program = quantize(captured, int8=int8, half=None, keep=Keep(), amax=amax, ranges={})
+    file, tensor, _ = damaged_copy(to_onnx(program))
+    assert tensor.endswith("and 1 more")
+    right, wrong = (OrtRunner(f.data, as_written=True).run({"x": X}) for f in (to_onnx(program), file))
+    assert all(np.abs(right[n] - wrong[n]).max() > 0.05 for n in right)
+    changed, module, same, _ = damaged_program(loaded, program)
+    assert same.endswith("and 1 more")
+    with torch.inference_mode():
+        for of in (changed.program.module(), *([] if int8 else [module.module])):
+            for name, got in zip(right, of(torch.from_numpy(X)), strict=True):
+                np.testing.assert_allclose(got.numpy(), wrong[name], atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("precision", "how"),
     [

@@ -4,8 +4,8 @@ In a quantized graph the scale of the last activation on each way to an output (
 is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
 little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, its blocks' scales are set to zero;
-what lies before it is left as it is. In any other graph the last weight is set to zero, or the scale that
-it is stored with; without a convolution, a linear or a matmul of a weight, the last floating-point constant of all.
+what lies before it is left as it is. In any other graph the last weight on each way is set to zero, or the scale that
+it is stored with; without a convolution, a linear or a matmul of a weight, the last constant that is not zero.
 """
 
 from __future__ import annotations
@@ -82,13 +82,15 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     ] or [(n, i) for n in graph.node for i in n.input if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)
-    node, name = weights[-1]
-    zero = np.zeros_like(numpy_helper.to_array(constants[name]))
-    graph.initializer.append(numpy_helper.from_array(zero, "damaged_weight"))
-    for k, given in enumerate(node.input):
-        if given == name:
-            node.input[k] = "damaged_weight"
-    return replace(model, data=proto.SerializeToString()), node.name, HOW_WEIGHT
+    met = _met_on_the_way_back(proto, set(), {name for _, name in weights})
+    chosen = [(n, name) for n, name in weights if name in met] or weights[-1:]
+    for i, name in enumerate(dict.fromkeys(name for _, name in chosen)):
+        zero = np.zeros_like(numpy_helper.to_array(constants[name]))
+        graph.initializer.append(numpy_helper.from_array(zero, f"damaged_weight_{i}"))
+        for node in (n for n, of in chosen if of == name):
+            node.input[:] = [f"damaged_weight_{i}" if given == name else given for given in node.input]
+    last = chosen[-1][0].name + (f" and {len(chosen) - 1} more" if len(chosen) > 1 else "")
+    return replace(model, data=proto.SerializeToString()), last, HOW_WEIGHT
 
 
 def _is_damaged_by_zero(constant: TensorProto) -> bool:
@@ -123,20 +125,25 @@ def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> 
     four_bits = (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
     stored = {i.name for i in proto.graph.initializer if i.data_type in four_bits}
     weights = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
+    met = _met_on_the_way_back(proto, {q.output[0] for q in quantizers}, {w.output[0] for w in weights})
+    found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [*quantizers, *weights][-1:]
+    return sorted(found, key=list(proto.graph.node).index)
+
+
+def _met_on_the_way_back(proto: ModelProto, quantizers: set[str], weights: set[str]) -> set[str]:
+    """`_met_first` of a file."""
     producer = {name: node for node in proto.graph.node for name in node.output}
     data = {i.name for i in proto.graph.input}
     for node in proto.graph.node:
         if not data.isdisjoint(node.input):
             data.update(node.output)
-    met = _met_first(
+    return _met_first(
         (o.name for o in proto.graph.output),
         lambda name: producer[name].input if name in producer else (),
-        {q.output[0] for q in quantizers},
-        {w.output[0] for w in weights},
+        quantizers,
+        weights,
         data.__contains__,
     )
-    found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [*quantizers, *weights][-1:]
-    return sorted(found, key=list(proto.graph.node).index)
 
 
 def _met_first(
@@ -186,16 +193,7 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     quantizers = [n for n in nodes if op_name(n) in _QUANTIZERS]
     weights = [n for n in nodes if op_name(n) in _FOUR_BITS]
     if quantizers or weights:
-        data = set(graph.graph.find_nodes(op="placeholder"))
-        for node in nodes:
-            data |= {node} if not data.isdisjoint(node.all_input_nodes) else set()
-        met = _met_first(
-            graph.graph.output_node().all_input_nodes,
-            lambda n: n.all_input_nodes,
-            set(quantizers),
-            set(weights),
-            data.__contains__,
-        )
+        met = _met_in(graph, set(quantizers), set(weights))
         damaged = [n for n in nodes if n in met] or [*quantizers, *weights][-1:]
         for node in damaged:
             if op_name(node) in _FOUR_BITS:
@@ -209,37 +207,50 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
         reader = next(iter(last.users)) if op_name(last) in _FOUR_BITS else _behind(last)
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     else:
-        more = ""
-        reader, how = _without_weight(graph, nodes), HOW_WEIGHT
-        loaded = _without_weights_of(loaded, module_path(reader))
+        readers, how = _without_weights(graph, nodes), HOW_WEIGHT
+        loaded = _without_weights_of(loaded, [module_path(r) for r in readers])
+        reader, more = readers[-1], f" and {len(readers) - 1} more" if len(readers) > 1 else ""
     graph.recompile()
     tensor = f"{module_path(reader) or 'the model'}/{op_name(reader)}{more}"
     return replace(quantized, program=export(graph, quantized.inputs)), loaded, tensor, how
 
 
-def _without_weights_of(loaded: LoadedModel, path: str) -> LoadedModel:
-    """The model with the weights of one of its modules set to zero."""
+def _met_in(graph: GraphModule, quantizers: set[Node], weights: set[Node]) -> set[Node]:
+    """`_met_first` of a program."""
+    data = set(graph.graph.find_nodes(op="placeholder"))
+    for node in graph.graph.nodes:
+        if not data.isdisjoint(node.all_input_nodes):
+            data.add(node)
+    ends = graph.graph.output_node().all_input_nodes
+    return _met_first(ends, lambda n: n.all_input_nodes, quantizers, weights, data.__contains__)
+
+
+def _without_weights_of(loaded: LoadedModel, paths: Sequence[str]) -> LoadedModel:
+    """The model with the weights of some of its modules set to zero."""
     module = copy.deepcopy(loaded.module)
     network = module.get_submodule("network")
-    parameters = list(network.get_submodule(path).parameters(recurse=False))
-    for parameter in [p for p in parameters if p.dim() > 1] or parameters:
-        parameter.data.zero_()
+    for path in paths:
+        parameters = list(network.get_submodule(path).parameters(recurse=False))
+        for parameter in [p for p in parameters if p.dim() > 1] or parameters:
+            parameter.data.zero_()
     return replace(loaded, module=module)
 
 
-def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
-    """The last operation that has a constant weight, which is now zero."""
+def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
+    """The last operations on the way to each output that have a constant weight, which is now zero."""
     from trtpipe.model.nodes import constant_value, is_constant, op_name
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
     products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
-    weights = [(n, c, value) for n, c, value in read if op_name(n).startswith(products) and value.dim() > 1]
-    weights = weights or [r for r in read if r[2].is_floating_point() and bool(r[2].any())]
+    weights = [(n, c) for n, c, value in read if op_name(n).startswith(products) and value.dim() > 1]
+    weights = weights or [(n, c) for n, c, value in read if value.is_floating_point() and bool(value.any())]
     if not weights:
         raise BuildError(_NOTHING)
-    node, constant, _ = weights[-1]
-    _set_to_zero(graph, node, constant)
-    return node
+    met = _met_in(graph, set(), {c for _, c in weights})
+    chosen = [(n, c) for n, c in weights if c in met] or weights[-1:]
+    for node, constant in chosen:
+        _set_to_zero(graph, node, constant)
+    return list(dict.fromkeys(n for n, _ in chosen))
 
 
 def _behind(quantizer: Node) -> Node:
