@@ -11,7 +11,7 @@ from trtpipe.cli.main import main
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
-from trtpipe.pipeline.cache.keys import Survey, with_reads
+from trtpipe.pipeline.cache.keys import Survey, stage_keys, with_reads
 from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.store import Cache
 
@@ -175,6 +175,20 @@ def test_a_change_of_anything_that_was_read_is_a_reason_to_build(world, name):
         elif held is not None:
             path.write_bytes(held)
     assert planned(world).key == before.key
+
+
+@pytest.mark.parametrize("change", ["limits: {relative_l2_max: 0.02}", "limits: {cosine_min: 0.9}"])
+def test_what_judges_alone_leaves_what_was_read_known(world, change):
+    """So that the stages before the check are taken from the cache."""
+    before = planned(world)
+    (world / "reader.yaml").write_text(JOB.replace("limits: {relative_l2_max: 0.01}", change))
+    try:
+        now = planned(world)
+        keys = [stage_keys(load_job(world / "reader.yaml"), ingredients) for ingredients in (before, now)]
+        assert [n for n in now.parts if n.startswith("read ")] == [n for n in before.parts if n.startswith("read ")]
+        assert keys[0] == keys[1]
+    finally:
+        (world / "reader.yaml").write_text(JOB)
 
 
 def test_a_new_file_in_a_folder_that_was_listed_and_a_moved_link_are_reasons(world):

@@ -48,6 +48,8 @@ CONTENTS: Mapping[str, str] = {
     "check.arrays": "check data",
 }
 _CAPTURE_VERSIONS = ("python", "trtpipe", "torch", "torchao", "torchvision", "numpy")
+#: Settings that judge figures, and run no code of the job's.
+_JUDGING = ("job check.limits", "job check.require", "job check.on_fail")
 _EXPORT_VERSIONS = ("onnx", "onnxscript", "onnx-ir")
 
 
@@ -274,11 +276,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
     transform = chosen("job calibration.transform") | chosen("calibration source")
-    checked = {
-        n: v
-        for n, v in chosen("job check").items()
-        if not n.startswith(("job check.limits", "job check.metrics", "job check.require", "job check.on_fail"))
-    }
+    checked = {n: v for n, v in chosen("job check").items() if not n.startswith((*_JUDGING, "job check.metrics"))}
     # Class folders are numbered by check.labels, or by calibration's folders.
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
     checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
@@ -313,8 +311,9 @@ def code_key(ingredients: Ingredients) -> str:
     """The key of the record of the code's reads: over the sections and sources that decide which code runs."""
     sections = ("model", "inputs", "outputs", "calibration", "check")
     names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
+    deciding = {n: v for n, v in ingredients.parts.items() if not n.startswith(_JUDGING)}
     return _digest(
-        {n: v for n, v in ingredients.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
+        {n: v for n, v in deciding.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
     )
 
 
