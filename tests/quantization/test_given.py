@@ -13,6 +13,7 @@ from trtpipe.model.marks import Mark, mark
 from trtpipe.quantization.given import as_given, given_amax
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
+from trtpipe.quantization.units import find_units
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.values import Quantized
@@ -82,6 +83,7 @@ def test_what_a_job_keeps_out_of_int8_is_not_said_to_stand_between_q_and_dq() ->
 
     captured = as_given(capture(nets.loaded(nets.settled(Inner(), nets.images(4, 3, 8, 8)))))
     amax = given_amax(captured)
+    assert [u.path for u in find_units(captured.sites)] == ["own", "pool"]  # tune and the diagnosis can name it too
 
     def notes(keep: Keep) -> str:
         return "\n".join(quantize(captured, int8=True, half=None, keep=keep, amax=amax, ranges={}, narrow=None).notes)

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class Unit:
     """One source module whose operations compute in INT8.
 
-    `path` is what `precision.keep` names; `nodes` are its convolutions, linears and matmuls in execution order; `sites`
-    are its own inputs and weights (rules Q1, Q2) and, of the residual add that one of its convolutions is fused with,
-    the skip branch (Q4): all Q/DQ that disappear when the module is kept. `source` is `file.py:line`.
+    `path` is what `precision.keep` names; `nodes` are its convolutions, linears and matmuls in execution order, and
+    what else a model with its own Q/DQ quantizes; `sites` are its own inputs and weights (rules Q1, Q2, Q8) and, of the
+    residual add that one of its convolutions is fused with, the skip branch (Q4): all Q/DQ that disappear when the
+    module is kept. `source` is `file.py:line`.
     """
 
     path: str
@@ -39,9 +40,10 @@ def find_units(sites: Sequence[Site]) -> tuple[Unit, ...]:
     own: dict[str, list[Site]] = {}
     path_of: dict[Node, str] = {}
     for site in sites:
-        if of_product(site):
+        if of_product(site) or site.rule == "Q8":
             path = module_path(site.consumer)
             own.setdefault(path, []).append(site)
+        if of_product(site):
             path_of[site.consumer] = path
     for site in sites:
         if site.rule == "Q4":
