@@ -62,7 +62,8 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for n in graph.node  # of activations: for TensorRT 8.6 weights have a Q of their own
         if n.op_type == "QuantizeLinear" and n.input[1] in constants and n.input[0] not in constants
     ]
-    if damaged := _nearest_the_outputs(proto, quantizers):
+    if quantizers:
+        damaged = _nearest_the_outputs(proto, quantizers)
         hows = []
         for i, node in enumerate(damaged):
             scales, factor, how = _damage(proto, constants, node)
@@ -118,15 +119,14 @@ def _damage(
 
 
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
-    """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order;
-    none where there are none."""
+    """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order."""
     import onnx
 
     four_bits = (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
     stored = {i.name for i in proto.graph.initializer if i.data_type in four_bits}
     weights = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
     met = _met_on_the_way_back(proto, {q.output[0] for q in quantizers}, {w.output[0] for w in weights})
-    found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [*quantizers, *weights][-1:]
+    found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [quantizers[-1]]
     return sorted(found, key=list(proto.graph.node).index)
 
 
@@ -192,9 +192,9 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     nodes = list(calls(graph.graph))
     quantizers = [n for n in nodes if op_name(n) in _QUANTIZERS]
     weights = [n for n in nodes if op_name(n) in _FOUR_BITS]
-    if quantizers or weights:
+    if quantizers:
         met = _met_in(graph, set(quantizers), set(weights))
-        damaged = [n for n in nodes if n in met] or [*quantizers, *weights][-1:]
+        damaged = [n for n in nodes if n in met] or [quantizers[-1]]
         for node in damaged:
             if op_name(node) in _FOUR_BITS:
                 _set_to_zero(graph, node, node.args[1])
@@ -242,7 +242,11 @@ def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
     products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
-    weights = [(n, c) for n, c, value in read if op_name(n).startswith(products) and value.dim() > 1]
+    weights = [
+        (n, c)
+        for n, c, value in read
+        if (op_name(n).startswith(products) and value.dim() > 1) or (op_name(n) in _FOUR_BITS and c is n.args[1])
+    ]
     weights = weights or [(n, c) for n, c, value in read if value.is_floating_point() and bool(value.any())]
     if not weights:
         raise BuildError(_NOTHING)
@@ -250,7 +254,8 @@ def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
     chosen = [(n, c) for n, c in weights if c in met] or weights[-1:]
     for node, constant in chosen:
         _set_to_zero(graph, node, constant)
-    return list(dict.fromkeys(n for n, _ in chosen))
+    readers = (next(iter(n.users)) if op_name(n) in _FOUR_BITS else n for n, _ in chosen)
+    return list(dict.fromkeys(readers))
 
 
 def _behind(quantizer: Node) -> Node:
