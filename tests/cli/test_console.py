@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtpipe.cli import console
+from trtpipe.cli import console, interrupts
 from trtpipe.cli.console import Console
 from trtpipe.errors import BuildError, Cancelled
 from trtpipe.progress import Reporter
@@ -159,7 +159,7 @@ def test_a_stage_that_polls_stops_by_itself(number, capsys):
 
 def test_a_second_interrupt_always_interrupts(capsys, monkeypatch):
     reached = []
-    monkeypatch.setattr(console, "_ONCE_S", -1.0)
+    monkeypatch.setattr(interrupts, "_ONCE_S", -1.0)
     with pytest.raises(KeyboardInterrupt), Console().watching() as reporter, reporter.stage("build"):
         reporter.cancelled()
         os.kill(os.getpid(), signal.SIGINT)
@@ -173,7 +173,7 @@ def test_a_second_interrupt_always_interrupts(capsys, monkeypatch):
 def test_one_that_comes_so_soon_is_the_same(monkeypatch):
     """It was sent to both processes of a command."""
     reached = []
-    monkeypatch.setattr(console, "_ONCE_S", 3600.0)
+    monkeypatch.setattr(interrupts, "_ONCE_S", 3600.0)
     with pytest.raises(Cancelled), Console().watching() as reporter, reporter.stage("build"):
         reporter.cancelled()
         os.kill(os.getpid(), signal.SIGINT)

@@ -26,6 +26,7 @@ CRASHED = (
     "trtpipe: the process was ended by SIGSEGV. A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see "
     "where.\n"
 )
+STOPPED = "interrupted: the process was ended by SIGSEGV while it stopped.\n"
 #: What a command may do -> the exit code and stderr of the program.
 ENDS = {
     "return 0": (0, ""),
@@ -40,6 +41,7 @@ ENDS = {
     "atexit.register(os._exit, 5); return 0": (5, ""),
     "os.kill(os.getpid(), signal.SIGKILL)": (137, KILLED),
     "ctypes.string_at(0)": (139, CRASHED),
+    "signal.signal(15, lambda *_: ctypes.string_at(0)); os.kill(os.getppid(), 15); time.sleep(20)": (130, STOPPED),
     "os.kill(os.getpid(), signal.SIGINT); return 3": (130, ""),
     # Sent to both processes, the second comes at any moment: also where nothing treats it any more.
     "os.kill(os.getpid(), signal.SIGTERM)": (130, ""),
@@ -96,8 +98,10 @@ def test_a_machine_reads_the_same() -> None:
 @pytest.mark.parametrize("whom", ["parent", "group"])
 def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> None:
     # A signal that strikes right before a long sleep would be seen at its end only.
-    statement = "with _signals():\n            print('ready', flush=True); [time.sleep(0.05) for _ in range(1200)]"
-    command = [sys.executable, "-c", f"from trtpipe.cli.main import _signals\n{PROGRAM.format(statement)}"]
+    statement = "with interrupted_by(_interrupt):\n"
+    statement += "            print('ready', flush=True); [time.sleep(0.05) for _ in range(1200)]"
+    imported = "from trtpipe.cli.main import _interrupt, interrupted_by"
+    command = [sys.executable, "-c", f"{imported}\n{PROGRAM.format(statement)}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calib.user_code import OURS
+from trtpipe.cli.interrupts import interrupted_by
 from trtpipe.cli.results import discard_results, results
 from trtpipe.errors import Cancelled
 from trtpipe.jsontext import json_line, plain
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 _BAR_EVERY_S = 0.05
 #: What a terminal would obey instead of showing: names of files and texts of bundles are anybody's.
 _UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
-#: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
-#: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
-_ONCE_S = 0.25
 
 
 def out(text: str) -> None:
@@ -215,7 +211,7 @@ class Console:
             if not (first and self._polled):
                 raise KeyboardInterrupt
 
-        with _interrupted_by(interrupt):
+        with interrupted_by(interrupt):
             yield
 
 
@@ -342,37 +338,5 @@ class Jobs:
                 raise KeyboardInterrupt
             self.note("stopping; running jobs end at their next step. Once more ends them now.")
 
-        with _interrupted_by(interrupt):
+        with interrupted_by(interrupt):
             yield
-
-
-@contextmanager
-def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
-    hook, latest = sys.unraisablehook, -math.inf
-
-    def once(number: int, frame: FrameType | None) -> None:
-        nonlocal latest
-        before, latest = latest, time.monotonic()
-        if latest - before > _ONCE_S:
-            interrupt(number, frame)
-
-    def unraisable(event: sys.UnraisableHookArgs) -> None:
-        # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-        if not isinstance(event.exc_value, KeyboardInterrupt):
-            hook(event)
-
-    sys.unraisablehook = unraisable
-    before: dict[signal.Signals, signal._HANDLER] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
-                before[number] = signal.signal(number, once)
-    except ValueError:  # not in the main thread, which owns the signals
-        before.clear()
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        for number, handler in before.items():
-            signal.signal(number, handler)

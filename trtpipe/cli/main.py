@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import click
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
+from trtpipe.cli.interrupts import interrupted_by
 from trtpipe.cli.results import results_apart
 from trtpipe.cli.supervised import supervised
 from trtpipe.errors import (
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
 def _run(argv: Sequence[str] | None) -> ExitCode:
     settings = Settings()
     try:
-        with _signals():
+        with interrupted_by(_interrupt):
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
@@ -190,20 +190,5 @@ def _said(settings: Settings, message: str, code: ExitCode, problems: Sequence[P
     return code
 
 
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C; one that was sent to both processes of a command arrives twice, and counts once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, which owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -54,12 +54,12 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         return code
     os.close(writing)
     os.set_blocking(reading, False)
-    ended = _wait(child)
+    ended, stopped = _wait(child)
     try:
         reached = os.read(reading, 1)
     except BlockingIOError:  # a process that the command left behind holds the pipe
         reached = b""
-    return _judged(ended, reached)
+    return _judged(ended, reached, stopped=stopped)
 
 
 def _pipe() -> tuple[int, int]:
@@ -85,26 +85,34 @@ def _end_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wait(child: int) -> int:
-    """The exit code of the child, negative when a signal ended it."""
+def _wait(child: int) -> tuple[int, bool]:
+    """The exit code of the child, negative when a signal ended it, and whether it had been asked to stop."""
+    stopped = False
     while True:
         received = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
         if received.si_signo in _PASSED_ON:
+            stopped = True
             if received.si_code != _FROM_THE_KERNEL:
                 os.kill(child, received.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), stopped
 
 
-def _judged(ended: int, reached: bytes) -> ExitCode:
-    """The exit code of a command whose process ended with `ended`; `reached` is its own, if it came to one."""
+def _judged(ended: int, reached: bytes, *, stopped: bool) -> ExitCode:
+    """The exit code of a command whose process ended with `ended`; `reached` is its own, if it came to one.
+
+    `stopped`: it had been asked to stop. A library that crashes then, crashes because an exception struck it.
+    """
     if ended < 0:
         number = signal.Signals(-ended)
         if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
             return ExitCode(reached[0])
         if number in _PASSED_ON:  # before the command could answer it, or once more after it had
+            return Cancelled.exit_code
+        if stopped and number not in _ASKED_FOR:
+            _say(f"interrupted: the process was ended by {number.name} while it stopped.", Cancelled.exit_code)
             return Cancelled.exit_code
         code = ExitCode(128 - ended)  # as a shell has it
         if number not in _ASKED_FOR:

@@ -1,0 +1,69 @@
+"""What Ctrl-C and SIGTERM do to a command: an exception, wherever that is safe."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
+
+#: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
+#: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
+_ONCE_S = 0.25
+_AGAIN_S = 0.02
+
+
+@contextmanager
+def interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so.
+
+    Not while a native module is imported: an exception that is raised in the Python which such a module calls to
+    initialize itself makes several of them crash (onnx's, with SIGSEGV). The signal comes again, until that is over.
+    """
+    hook, latest = sys.unraisablehook, -math.inf
+
+    def once(number: int, frame: FrameType | None) -> None:
+        nonlocal latest
+        if _imports_native(frame):
+            again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        before, latest = latest, time.monotonic()
+        if latest - before > _ONCE_S:
+            interrupt(number, frame)
+
+    def unraisable(event: sys.UnraisableHookArgs) -> None:
+        # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            hook(event)
+
+    sys.unraisablehook = unraisable
+    before: dict[signal.Signals, signal._HANDLER] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
+                before[number] = signal.signal(number, once)
+    except ValueError:  # not in the main thread, which owns the signals
+        before.clear()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _imports_native(frame: FrameType | None) -> bool:
+    """Whether the code of `frame` runs for a native module that is being imported."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
