@@ -25,6 +25,16 @@ def loss(w: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, second: to
     return float((delta @ second[0] * delta).sum())
 
 
+@pytest.mark.parametrize(("groups", "columns", "rows"), [(1, 1, 3), (3, 9, 5), (1, 128, 7), (2, 129, 4), (1, 1500, 40)])
+def test_moments_are_added_up_in_the_upper_triangle(groups: int, columns: int, rows: int) -> None:
+    parts = torch.randn(2, groups, columns, rows, generator=torch.Generator().manual_seed(3))
+    added = torch.zeros(groups, columns, columns)
+    for part in parts:
+        rounding.add_moments(added, part)
+    wanted = (parts.double() @ parts.double().mT).sum(0)
+    torch.testing.assert_close(added.triu(), wanted.triu().float(), rtol=1e-4, atol=1e-4)
+
+
 def test_uncorrelated_inputs_give_the_nearest_levels() -> None:
     w = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(1))
     scales = rounding.weight_scales(w)

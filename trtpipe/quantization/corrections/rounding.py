@@ -18,6 +18,8 @@ from trtpipe.quantization.observers import WEIGHT_RANGE
 DAMPING = 0.01
 #: Columns whose errors are passed on together.
 BLOCK = 128
+#: Bands of rows in which second moments are added up.
+BANDS = 8
 
 
 def weight_scales(w: torch.Tensor) -> torch.Tensor:
@@ -32,6 +34,18 @@ def weight_scales(w: torch.Tensor) -> torch.Tensor:
 def nearest(w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Levels of `w` [..., K] on `scales` [...], each alone: float32 integers in [-127, 127]."""
     return torch.round(w / scales[..., None]).clamp_(*WEIGHT_RANGE)
+
+
+def add_moments(moments: torch.Tensor, x: torch.Tensor) -> None:
+    """Add x x^T, of `x` float32 [G, K, N], to the upper triangle of `moments` [G, K, K], in place.
+
+    Of what is below only blocks along the diagonal are computed, which takes little more than half of the time.
+    """
+    inputs = x.shape[1]
+    block = max(BLOCK, -(-inputs // BANDS))
+    for start in range(0, inputs, block):
+        stop = start + block
+        moments[:, start:stop, start:].baddbmm_(x[:, start:stop], x[:, start:].mT)
 
 
 def second_order(

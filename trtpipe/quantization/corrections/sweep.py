@@ -294,9 +294,10 @@ class Sweep:
         for k in self._fit:
             q = _patches(place.node, quantized[k][x], w, groups, each)
             gone = _patches(place.node, place.plain[k][x], w, groups, each) - q
-            moments.baddbmm_(q, q.mT)
+            rounding.add_moments(moments, q)
             lost.baddbmm_(rows @ gone if first else gone, q.mT)
             count += q.shape[-1]
+        moments = moments.triu() + moments.triu(1).mT
         return moments.div_(count), (lost if first else rows @ lost).div_(count)
 
     def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
