@@ -19,6 +19,7 @@ from trtpipe.routes.onnx import to_onnx
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import fp8
+import fp8_emulation
 
 
 class Block(torch.nn.Module):
@@ -66,7 +67,7 @@ def measured(network, outputs, damage=lambda network: None):
     images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         damage(network)
-    return fp8.agreement(fp8.folded(network), found, to_onnx(found).data, model.amax, images)
+    return fp8.agreement(fp8_emulation.folded(network), found, to_onnx(found).data, model.amax, images)
 
 
 @pytest.mark.parametrize(("network", "outputs", "quantizers"), [(Attention, 10, 8), (Dense, 64, 50)])
