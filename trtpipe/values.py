@@ -32,7 +32,6 @@ ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
-
 #: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
 MOST_EXTENT = 2**31 - 1
 #: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
@@ -359,9 +358,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Control:
-    """The same check on a copy with one tensor damaged: it has to fail, or the check proves nothing.
+    """The same check on a copy with one tensor damaged, executed as said: it has to fail, or the check proves nothing.
 
-    `executed` and `runner` are how the copy was executed.
+    `unmoved` names outputs that met their limits in the copy too, where others missed theirs.
     """
 
     damaged: str
@@ -370,6 +369,7 @@ class Control:
     samples: int
     executed: Executed = "graph"
     runner: str = ""
+    unmoved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

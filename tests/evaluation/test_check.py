@@ -91,6 +91,8 @@ def test_an_output_that_meets_its_limits_in_the_damaged_copy_is_named() -> None:
         assert report.passed
         assert report.control.failed
         assert (said in report.warnings) is warned
+        later = check_engine(Two(), "graph", both, limits, damaged=None, control=report.control, progress=Silent())
+        assert (said in later.warnings) is warned  # as `trtpipe check` of the bundle says it
     report = check_engine(Two(), "graph", both, Limits(max_abs_max=1e6), damaged=wrong, progress=Silent())
     assert not report.control.failed
     assert report.warnings == ()  # the problem says it of all

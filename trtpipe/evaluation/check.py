@@ -128,9 +128,8 @@ def check_engine(
     notes = list(doubtful([m for m in measured if m not in unsure], data.samples, limits))
     if require == "engine" and executed != "engine":
         problems.append(NOT_EXECUTED)
-    unproven = ""
     if damaged is not None:
-        control, note, unproven = _control(damaged, data.first(CONTROL_SAMPLES), limits)
+        control, note = _control(damaged, data.first(CONTROL_SAMPLES), limits)
         notes += [note] if note else []
     if control is None:
         raise InputError(
@@ -157,7 +156,7 @@ def check_engine(
         passed,
         tuple(problems),
         tuple(notes),
-        (*warnings, *([unproven] if unproven else []), *near_chance(measured, data), *data.judgement.says_nothing()),
+        (*warnings, *_unproven(control), *near_chance(measured, data), *data.judgement.says_nothing()),
         _on_golden(data, outputs, [m.output for m in measured if m.name == "relative_l2"]),
     )
 
@@ -170,9 +169,8 @@ def _on_golden(data: CheckData, outputs: Mapping[str, Array], names: Iterable[st
     return {name: e for name, e in errors.items() if math.isfinite(e)}
 
 
-def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control, str, str]:
-    """The damaged copy checked by its figures alone (that its samples are few is no failure), a note, and a warning
-    where an output met its limits in it too while others did not."""
+def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control, str]:
+    """The damaged copy checked by its figures alone (that its samples are few is no failure), and a note."""
     with damaged.open() as executor:
         outputs, wrong = run_all(executor.runner, few, None)
     measured, worse = measure(
@@ -184,15 +182,21 @@ def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control,
         few.judgement,
     )
     failed = bool(wrong or worse) or any(m.passed is False for m in measured)
-    control = Control(damaged.tensor, damaged.how, failed, few.samples, executor.executed, executor.runner.name)
     met = {m.output: True for m in measured if m.passed is not None}
     met |= {m.output: False for m in measured if m.passed is False}
-    unmoved = ", ".join(name for name, still in met.items() if still) if failed and not wrong + worse else ""
-    doubt = (
-        f"the check of {unmoved} alone cannot fail: it met its limits in the damaged copy too, where only others "
-        "missed theirs. A limit of another figure (relative_l2_max, sqnr_db_min) may tell"
+    unmoved = tuple(name for name, still in met.items() if still) if failed and not wrong + worse else ()
+    name = executor.runner.name
+    return Control(damaged.tensor, damaged.how, failed, few.samples, executor.executed, name, unmoved), executor.note
+
+
+def _unproven(control: Control) -> tuple[str, ...]:
+    """A warning that names the outputs of which the control shows nothing."""
+    if not control.unmoved:
+        return ()
+    return (
+        f"the check of {', '.join(control.unmoved)} alone cannot fail: it met its limits in the damaged copy too, "
+        "where only others missed theirs. A limit of another figure (relative_l2_max, sqnr_db_min) may tell",
     )
-    return control, executor.note, doubt if unmoved else ""
 
 
 def run_all(runner: Runner, data: CheckData, progress: Progress | None) -> tuple[dict[str, Array], list[str]]:
