@@ -9,7 +9,8 @@ import pytest
 
 from trtpipe import packages
 from trtpipe.packages import Package
-from trtpipe.pipeline.cache.environment import environment, fingerprint
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import environment, fingerprint, this_machine
 from trtpipe.runtime import doctor
 from trtpipe.runtime.device import this_device
 from trtpipe.trt import flavour
@@ -86,6 +87,48 @@ def test_of_several_distributions_the_one_that_holds_the_module_counts(site: Pat
     install(site, "tensorrt-cu12", "10.3.0")
     install(site, "tensorrt-cu12-bindings", "10.16.1.11", "tensorrt")
     assert flavour.installed() == {"tensorrt": ("tensorrt-cu12-bindings", "10.16.1.11")}
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["alone", "before one that is installed"])
+@pytest.mark.parametrize("module", ["tensorrt", "tensorrt_rtx", "onnxruntime", "torch_tensorrt", "torch2trt"])
+def test_a_compiler_that_no_distribution_brought_counts_by_its_files(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, module: str, installed: bool
+) -> None:
+    """A folder on PYTHONPATH, or a source tree: its version, if it has one, stays the same when its files change."""
+
+    def seen() -> dict[str, str]:
+        return dict(this_machine(Digests()).versions)
+
+    if installed:
+        install(site, packages.distributions(module)[0], "10.3.0", module)
+        assert f"files of {module}" not in seen()
+    bare = tmp_path_factory.mktemp("bare")
+    (bare / module / "inside").mkdir(parents=True)
+    (bare / module / "__init__.py").write_text("")
+    binding = bare / module / "inside" / "binding.so"
+    binding.write_bytes(b"10.3.0")
+    monkeypatch.setattr(sys, "path", [str(bare), str(site)])
+    first = seen()
+    (bare / module / "__pycache__").mkdir()
+    (bare / module / "__pycache__" / "x.pyc").write_bytes(b"written when it is first imported")
+    assert seen() == first
+    binding.write_bytes(b"10.3.1")
+    assert {name for name, value in seen().items() if first[name] != value} == {f"files of {module}"}
+
+
+def test_a_bare_compiler_changes_the_fingerprint(site: Path) -> None:
+    (site / "tensorrt").mkdir()
+    (site / "tensorrt" / "__init__.py").write_text("one")
+    before = fingerprint("0" * 64, "tensorrt")
+    (site / "tensorrt" / "__init__.py").write_text("two")
+    assert fingerprint("0" * 64, "tensorrt") != before
+
+
+def test_a_package_of_the_system_without_a_file_list_is_no_bare_one(site: Path) -> None:
+    install(site, "tensorrt", "10.3.0", "tensorrt")
+    next(site.glob("*/RECORD")).unlink()
+    assert packages.brought("tensorrt", site / "tensorrt" / "__init__.py")
+    assert not packages.brought("tensorrt", site / "elsewhere" / "tensorrt" / "__init__.py")
 
 
 def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:

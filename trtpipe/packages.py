@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
@@ -171,11 +172,34 @@ def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
 
 def _holds(distribution: str, module: str) -> bool:
     """Whether a distribution installed the module itself, and does not only depend on one that did."""
+    return bool(_first_files(distribution, module))
+
+
+def brought(module: str, path: Path) -> bool:
+    """Whether a distribution has installed `path`, the file that `import module` would run; a folder on PYTHONPATH and
+    a source tree are nobody's, and their version, if they have one, says nothing of their content.
+    """
+    for name in DISTRIBUTIONS.get(module, (module,)):
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if found.files is None:  # a system's package, whose manager keeps the list
+            listed = [Path(str(found.locate_file(""))) / path.parent.name / path.name]
+        else:
+            listed = [Path(str(f.locate())) for f in _first_files(name, module)]
+        if any(one.resolve() == path.resolve() for one in listed):
+            return True
+    return False
+
+
+def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:
+    """What importing the package `module` runs first, as far as a distribution lists it."""
     try:
         listed = metadata.files(distribution) or ()
     except metadata.PackageNotFoundError:
-        return False
-    return any(f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.") for f in listed)
+        return []
+    return [f for f in listed if f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.")]
 
 
 #: Imports each module named, and prints a line of JSON for each: null, or its error.

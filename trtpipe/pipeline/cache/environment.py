@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from calib.types import JsonObject
 from calib.user_code import OURS
 from trtpipe.job.importable import find_module
-from trtpipe.packages import distributions, versions
+from trtpipe.packages import brought, distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.trt import driver as cuda
 from trtpipe.values import Target
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 #: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
 DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
 OTHERS = ("numba", "safetensors")
-BUILDERS: Mapping[str, tuple[str, ...]] = {name: distributions(name) for name in get_args(Target)}
-
-ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "onnx": (),
-    "torch_tensorrt": distributions("torch_tensorrt"),
-    "torch2trt": distributions("torch2trt"),
+#: A compiler's module that no distribution has brought counts by its files, under a name that no distribution can have.
+_FILES_OF = "files of {}"
+BUILDERS: Mapping[str, tuple[str, ...]] = {n: (*distributions(n), _FILES_OF.format(n)) for n in get_args(Target)}
+ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {"onnx": ()} | {
+    n: (*distributions(n), _FILES_OF.format(n)) for n in ("torch_tensorrt", "torch2trt")
 }
 #: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
@@ -99,7 +98,8 @@ def _without_effect(section: str) -> set[str]:
 
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    sections: JsonObject = {"source": source, "versions": versions(BUILDERS[target])}
+    compiler = versions(BUILDERS[target]) | _unpackaged(Digests(), (target,))
+    sections: JsonObject = {"source": source, "versions": compiler}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
         gpu = cuda.probe()
         sections["device"] = [gpu.cuda, *(f"{d.name} {d.compute_capability}" for d in gpu.devices[:1])]
@@ -108,7 +108,10 @@ def fingerprint(source: str, target: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts of a machine that can change a result. `versions` are those of the distributions that take part."""
+    """The facts of a machine that can change a result.
+
+    `versions` are those of the distributions that take part, and digests of a compiler's files that belong to none.
+    """
 
     versions: Mapping[str, str]
     python: str
@@ -125,7 +128,8 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
     names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
     gpu = driver.devices[0] if driver.devices else None
     return Machine(
-        versions=versions(tuple(dict.fromkeys(names))),
+        versions=versions(tuple(dict.fromkeys(names)))
+        | _unpackaged(digests, (*BUILDERS, *filter(ROUTE_PACKAGES.get, ROUTE_PACKAGES))),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         source=_own_source(digests),
@@ -134,14 +138,29 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
     )
 
 
+def _unpackaged(digests: Digests, modules: Iterable[str]) -> dict[str, str]:
+    """Digests of the files of each of these packages that no distribution has brought, by `_FILES_OF`."""
+    found = {}
+    for module in modules:
+        spec = find_module(module)
+        if spec is not None and spec.origin and not brought(module, Path(spec.origin)):
+            lines = _files(digests, module, Path(spec.origin).parent, "*")
+            found[_FILES_OF.format(module)] = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return found
+
+
 def _own_source(digests: Digests) -> str:
     """Digest of the code of trtpipe and calib themselves: their version stays the same during development."""
     digest = hashlib.sha256()
     for package in OURS:
         spec = find_module(package)
-        if spec is None or not spec.origin:
-            continue
-        root = Path(spec.origin).parent
-        for path in sorted(root.rglob("*.py")):
-            digest.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+        if spec is not None and spec.origin:
+            digest.update("".join(_files(digests, package, Path(spec.origin).parent, "*.py")).encode())
     return digest.hexdigest()
+
+
+def _files(digests: Digests, package: str, root: Path, pattern: str) -> Iterator[str]:
+    """A line for each file of a package with its digest, but what Python writes beside them."""
+    for path in sorted(root.rglob(pattern)):
+        if path.is_file() and path.parent.name != "__pycache__":
+            yield f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n"
