@@ -3,14 +3,15 @@
 In a quantized graph the scale of the last activation on each way to an output (in its Q and in every DQ that reads it)
 is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
-little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, its blocks' scales are set to zero;
-what lies before it is left as it is. In any other graph the last weight on each way is set to zero, or the scale that
+little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, it is set to zero; what lies before
+it is left as it is. In any other graph the last weight on each way is set to zero, or the scale that
 it is stored with; without a convolution, a linear or a matmul of a weight, the last constant that is not zero.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ from trtpipe.values import LoadedModel, OnnxModel, Quantized
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from onnx import ModelProto, NodeProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
     from torch.fx import GraphModule, Node
 
 #: A tensor of a file, by name, or a node of a program.
@@ -66,6 +67,10 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         damaged = _nearest_the_outputs(proto, quantizers)
         hows = []
         for i, node in enumerate(damaged):
+            if node.op_type == "DequantizeLinear":
+                hows.append(HOW_WEIGHT)
+                node.input[0] = _zeros_like(graph, constants[node.input[0]], f"damaged_weight_{i}")
+                continue
             scales, factor, how = _damage(proto, constants, node)
             hows.append(how)
             for k, reader in enumerate(scales):
@@ -102,16 +107,22 @@ def _is_damaged_by_zero(constant: TensorProto) -> bool:
     return bool(value.dtype.kind == "f" and value.any())
 
 
+def _zeros_like(graph: GraphProto, stored: TensorProto, name: str) -> str:
+    """The name of a new constant: a weight in 4 bits, two to a byte, of which every code is that of zero."""
+    import onnx
+
+    size = -(-math.prod(stored.dims) // 2)
+    graph.initializer.append(onnx.helper.make_tensor(name, stored.data_type, stored.dims, bytes(size), raw=True))
+    return name
+
+
 def _damage(
     proto: ModelProto, constants: Mapping[str, TensorProto], node: NodeProto
 ) -> tuple[list[NodeProto], float, str]:
-    """The nodes whose scale is changed to damage what an activation's Q or a 4-bit weight's DQ gives, by which factor,
-    and how that is called."""
+    """The nodes whose scale is changed to damage what an activation's Q gives, by which factor, and how that is
+    called."""
     import onnx
 
-    if node.op_type == "DequantizeLinear":
-        makers = {n.output[0]: n for n in proto.graph.node}  # NVFP4 stores the scales themselves with a scale
-        return [node if node.input[1] in constants else makers[node.input[1]]], 0.0, HOW_WEIGHT
     zero_point = constants.get(node.input[2]) if len(node.input) > 2 else None
     fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
     readers = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == node.output[0]]
