@@ -31,9 +31,16 @@ def test_names_are_those_that_onnx_reads():
 
     arrays = {"w": np.float32, "half": np.float16, "double": np.float64, "levels": np.int8, "shape": np.int64}
     made = [numpy_helper.from_array(np.zeros((2, 3), kind), name) for name, kind in arrays.items()]
+    made.append(numpy_helper.from_array(np.zeros(3, np.int8), "zero points"))
+    for name, kind in (("e4m3", "FLOAT8E4M3FN"), ("int4", "INT4"), ("e2m1", "FLOAT4E2M1")):
+        made.append(
+            helper.make_tensor(
+                name, getattr(onnx.TensorProto, kind), [2, 4], bytes(8 if name == "e4m3" else 4), raw=True
+            )
+        )
     graph = helper.make_graph([], "g", [], [], made)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], doc_string="x" * 300)
-    assert weight_names(model.SerializeToString()) == ("w", "half", "double")
+    assert weight_names(model.SerializeToString()) == ("w", "half", "double", "levels", "e4m3", "int4", "e2m1")
     parsed = onnx.load_from_string(shipping.graph()).graph
     assert weight_names(shipping.graph()) == tuple(t.name for t in parsed.initializer)
 

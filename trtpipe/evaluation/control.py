@@ -49,6 +49,9 @@ _READING_WEIGHTS = (*WEIGHTED, "DequantizeLinear")
 def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     """The ONNX graph with one tensor damaged, which node's, and how.
 
+    The constants that hold it keep their names, by which a refit finds them in an engine; what else reads one of them
+    reads a copy.
+
     Raises:
         BuildError: it has no quantization scale and no weight.
     """
@@ -66,18 +69,22 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     if quantizers:
         damaged = _nearest_the_outputs(proto, quantizers)
         hows = []
-        for i, node in enumerate(damaged):
+        scales: dict[str, list[NodeProto]] = {}
+        factors: dict[str, float] = {}
+        for node in damaged:
             if node.op_type == "DequantizeLinear":
                 hows.append(HOW_WEIGHT)
-                node.input[0] = _zeros_like(graph, constants[node.input[0]], f"damaged_weight_{i}")
+                _changed(graph, node.input[0], [node], _codes_of_zero(constants[node.input[0]]))
                 continue
-            scales, factor, how = _damage(proto, constants, node)
+            readers, factor, how = _damage(proto, constants, node)
             hows.append(how)
-            for k, reader in enumerate(scales):
-                scale = numpy_helper.to_array(constants[reader.input[1]])
-                new = (scale.astype(np.float32) * factor).astype(scale.dtype)
-                reader.input[1] = f"damaged_scale_{i}_{k}"
-                graph.initializer.append(numpy_helper.from_array(new, reader.input[1]))
+            for reader in readers:
+                scales.setdefault(reader.input[1], []).append(reader)
+                factors[reader.input[1]] = factor
+        for name, factor in factors.items():
+            scale = numpy_helper.to_array(constants[name])
+            new = (scale.astype(np.float32) * factor).astype(scale.dtype)
+            _changed(graph, name, scales[name], numpy_helper.from_array(new, name))
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         return replace(model, data=proto.SerializeToString()), damaged[-1].name + more, hows[-1]
     weights = [
@@ -90,13 +97,24 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         raise BuildError(_NOTHING)
     met = _met_on_the_way_back(proto, set(), {name for _, name in weights})
     chosen = [(n, name) for n, name in weights if name in met] or weights[-1:]
-    for i, name in enumerate(dict.fromkeys(name for _, name in chosen)):
+    for name in dict.fromkeys(name for _, name in chosen):
         zero = np.zeros_like(numpy_helper.to_array(constants[name]))
-        graph.initializer.append(numpy_helper.from_array(zero, f"damaged_weight_{i}"))
-        for node in (n for n, of in chosen if of == name):
-            node.input[:] = [f"damaged_weight_{i}" if given == name else given for given in node.input]
+        _changed(graph, name, [n for n, of in chosen if of == name], numpy_helper.from_array(zero, name))
     last = chosen[-1][0].name + (f" and {len(chosen) - 1} more" if len(chosen) > 1 else "")
     return replace(model, data=proto.SerializeToString()), last, HOW_WEIGHT
+
+
+def _changed(graph: GraphProto, name: str, readers: Sequence[NodeProto], new: TensorProto) -> None:
+    """Change a constant for some of its readers; the others have a copy of it."""
+    (constant,) = (i for i in graph.initializer if i.name == name)
+    others = [n for n in graph.node if name in n.input and n not in readers]
+    if others:
+        kept = graph.initializer.add()
+        kept.CopyFrom(constant)
+        kept.name = f"{name}_undamaged"
+        for node in others:
+            node.input[:] = [kept.name if given == name else given for given in node.input]
+    constant.CopyFrom(new)
 
 
 def _is_damaged_by_zero(constant: TensorProto) -> bool:
@@ -107,13 +125,12 @@ def _is_damaged_by_zero(constant: TensorProto) -> bool:
     return bool(value.dtype.kind == "f" and value.any())
 
 
-def _zeros_like(graph: GraphProto, stored: TensorProto, name: str) -> str:
-    """The name of a new constant: a weight in 4 bits, two to a byte, of which every code is that of zero."""
+def _codes_of_zero(stored: TensorProto) -> TensorProto:
+    """A weight in 4 bits, two to a byte, of which every code is that of zero."""
     import onnx
 
-    size = -(-math.prod(stored.dims) // 2)
-    graph.initializer.append(onnx.helper.make_tensor(name, stored.data_type, stored.dims, bytes(size), raw=True))
-    return name
+    codes = bytes(-(-math.prod(stored.dims) // 2))
+    return onnx.helper.make_tensor(stored.name, stored.data_type, stored.dims, codes, raw=True)
 
 
 def _damage(

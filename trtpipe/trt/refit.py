@@ -20,15 +20,17 @@ from trtpipe.trt.monitor import Watch, make_logger
 if TYPE_CHECKING:
     from trtpipe.trt.types import ICudaEngine, ILogger, INetworkDefinition
 
-#: Fields of ONNX's protobuf (onnx.proto), and its floating data types: FLOAT, FLOAT16, DOUBLE, BFLOAT16.
-_GRAPH, _INITIALIZER, _NAME, _DATA_TYPE = 7, 5, 8, 2
-_FLOATING = frozenset((1, 10, 11, 16))
+#: Fields of ONNX's protobuf (onnx.proto); its floating data types (FLOAT, FLOAT16, DOUBLE, BFLOAT16), and those that
+#: quantized weights are stored in (INT8, FLOAT8E4M3FN, INT4, FLOAT4E2M1).
+_GRAPH, _INITIALIZER, _NAME, _DATA_TYPE, _DIMS = 7, 5, 8, 2, 1
+_FLOATING, _QUANTIZED = frozenset((1, 10, 11, 16)), frozenset((3, 17, 22, 23))
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 
 
 def weight_names(onnx: bytes) -> tuple[str, ...]:
-    """The names of the floating initializers of an ONNX file; read here, as a device need not have the package onnx.
+    """The names of an ONNX file's initializers that are weights: floating ones, and quantized ones of two axes and more
+    (zero points have fewer). Read here, as a device need not have the package onnx.
 
     Raises:
         ValueError: the bytes are no protobuf message.
@@ -36,8 +38,10 @@ def weight_names(onnx: bytes) -> tuple[str, ...]:
     names = []
     for graph in _messages(onnx, _GRAPH):
         for tensor in _messages(graph, _INITIALIZER):
-            fields = dict(_fields(tensor))
-            if fields.get(_DATA_TYPE) in _FLOATING and isinstance(name := fields.get(_NAME), bytes):
+            listed = list(_fields(tensor))
+            fields, axes = dict(listed), sum(number == _DIMS for number, _ in listed)
+            kind, name = fields.get(_DATA_TYPE), fields.get(_NAME)
+            if (kind in _FLOATING or (kind in _QUANTIZED and axes > 1)) and isinstance(name, bytes):
                 names.append(name.decode())
     return tuple(names)
 
@@ -78,7 +82,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def mark_weights(network: INetworkDefinition, onnx: bytes) -> tuple[str, ...]:
-    """Mark every floating weight of the ONNX file that the network was parsed from; a note on those that cannot be.
+    """Mark every weight of the ONNX file that the network was parsed from; a note on those that cannot be.
 
     Raises:
         InputError: none can be.
