@@ -106,9 +106,24 @@ def test_torch2trt_and_tensorrt_11(machine):
 
 
 def test_nobody_gives_device_memory(machine):
+    what = "build and run an engine (target tensorrt)"
     found = machine(L4, {"tensorrt": TEN}, {})
-    assert not can(found)["build and run an engine (target tensorrt)"]
-    assert "pip install 'trtpipe[edge]'" in found.commands
+    assert why(found, what) == "none of torch, cuda-python and pycuda is installed, which give it device memory"
+    assert not can(found)[what]
+    assert "pip install 'cuda-python<13'" in found.commands
+
+
+@pytest.mark.parametrize("also", [None, "torch", "pycuda"])
+@pytest.mark.parametrize(("release", "fits"), [("12.9.4", True), ("13.5.0", False)])
+def test_a_cuda_python_for_a_later_driver_gives_no_device_memory(machine, release, fits, also):
+    """As pip takes it on a Jetson with JetPack 6."""
+    found = machine(ORIN, {"tensorrt": TEN}, {"cuda-python": release} | ({also: "2.14.1"} if also else {}), jetson=True)
+    what = "build and run an engine (target tensorrt)"
+    assert can(found)[what] is (fits or also is not None)
+    if not can(found)[what]:
+        needs = "what is installed of cuda-python must have a driver of CUDA 13 (got CUDA 12.6)"
+        assert why(found, what) == f"cuda-python alone gives it device memory, and {needs}"
+    assert ("pip install 'cuda-python<13'" in found.commands) is not can(found)[what]
 
 
 def test_an_rtx_engine_on_hopper_is_not_promised(machine):

@@ -12,6 +12,7 @@ from cuda_double import Runtime
 
 from trtpipe.errors import MissingError
 from trtpipe.trt import memory
+from trtpipe.trt.driver import Driver
 from trtpipe.trt.memory import CudaPythonMemory, PycudaMemory, open_memory
 
 
@@ -138,8 +139,13 @@ def test_the_double_has_the_signatures_of_the_real_cuda_python():
     assert real.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 
 
-def test_without_any_provider_each_reason_is_told(monkeypatch, runtime):
+@pytest.mark.parametrize(
+    ("cuda", "step"),
+    [("", "'trtpipe[edge]'"), ("11.4", "'cuda-python<12'"), ("12.6", "'cuda-python<13'"), ("13.0", "'cuda-python<14'")],
+)
+def test_without_any_provider_each_reason_is_told(monkeypatch, runtime, cuda, step):
     runtime(cudaGetDeviceCount=100)
+    monkeypatch.setattr(memory, "probe", lambda: Driver(cuda))
     monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     with pytest.raises(MissingError) as raised:
@@ -147,7 +153,7 @@ def test_without_any_provider_each_reason_is_told(monkeypatch, runtime):
     assert str(raised.value) == (
         "device memory: none of torch with CUDA, cuda-python and pycuda works (torch: not installed; cuda-python: "
         "cudaGetDeviceCount: cudaErrorNoDevice; pycuda: not installed). Install one: pip install "
-        "'trtpipe[edge]'."
+        f"{step}."
     )
 
 

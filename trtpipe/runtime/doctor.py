@@ -27,7 +27,7 @@ from trtpipe.packages import (
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
-from trtpipe.trt.driver import Driver
+from trtpipe.trt.driver import Driver, memory_command
 from trtpipe.trt.memory import Provider
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
@@ -180,7 +180,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
-        return built, _with_memory(Ability(run, True, reason), packages)
+        return built, _with_memory(Ability(run, True, reason), packages, gpu.cuda)
     return built, Ability(run, False, f"{here.name}: {support.why}")
 
 
@@ -199,15 +199,20 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
     if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
         return (Ability(both, False, why),)
     here = gpu.devices[0]
-    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages),)
+    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages, gpu.cuda),)
 
 
-def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
-    """The ability to run an engine, which also needs a package that allocates device memory."""
-    if any(packages[name] for name in get_args(Provider)):
-        return ability
-    reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
-    return Ability(ability.what, False, reason, install_command("cuda"))
+def _with_memory(ability: Ability, packages: dict[str, str | None], cuda: str) -> Ability:
+    """The ability to run an engine, which also needs a package that allocates device memory with a driver of `cuda`."""
+    installed = [name for name in get_args(Provider) if packages[name]]
+    why = outdated_driver("cuda-python", cuda, flavour.parse_version(packages["cuda-python"] or "0")[0])
+    if not installed:
+        reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
+        return Ability(ability.what, False, reason, memory_command(cuda))
+    if installed == ["cuda-python"] and why:
+        reason = f"cuda-python alone gives it device memory, and {why}"
+        return Ability(ability.what, False, reason, memory_command(cuda))
+    return ability
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:

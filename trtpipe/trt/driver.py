@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command, pip_install
 
 #: CUdevice_attribute values, part of the driver's ABI (cuda.h): they are not TensorRT enums and do not move.
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
@@ -93,6 +94,14 @@ def visible(index: int) -> str:
     """What CUDA_VISIBLE_DEVICES has to be for that one of the GPUs that are visible now to be the only one."""
     names = listed() or ()
     return names[index] if index < len(names) else str(index)
+
+
+def memory_command(cuda: str) -> str:
+    """The command that installs a package for device memory: the newest cuda-python whose CUDA a driver of `cuda`, like
+    "12.6", does for, since one of a later CUDA asks for a later driver.
+    """
+    major = int(cuda.partition(".")[0] or 0)
+    return pip_install(f"cuda-python<{major + 1}") if major else install_command("cuda")
 
 
 def require(what: str, instead: str = "") -> Driver:

@@ -23,7 +23,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import MissingError
-from trtpipe.packages import install_command
+from trtpipe.trt.driver import memory_command, probe
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ def open_memory(provider: Provider | None = None) -> DeviceMemory:
             reasons.append(f"{name}: {error}")
     raise MissingError(
         f"device memory: none of torch with CUDA, cuda-python and pycuda works ({'; '.join(reasons)}). "
-        f"Install one: {install_command('cuda')}."
+        f"Install one: {memory_command(probe().cuda)}."
     )
 
 
