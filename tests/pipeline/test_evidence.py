@@ -84,6 +84,17 @@ def test_a_kit_says_that_it_has_no_report_to_measure_for(world):
     assert note in kit.bundle.manifest.notes
 
 
+def test_a_kit_says_that_it_takes_no_timing_cache_along(world):
+    from trtpipe.pipeline import kit as kit_line
+    from trtpipe.pipeline.validate import plan_one
+
+    job = nights.write_job(world / "jobs", "m", "build: {target: tensorrt, timing_cache: caches}\n")
+    kit = kit_line.write_kit(plan_one(job, purpose="prepare"), world / "kits", Silent())
+    note = "a kit takes no timing cache to its device: build.timing_cache has no effect there"
+    assert note in kit.report.notes
+    assert note in kit.bundle.manifest.notes
+
+
 class Timed:
     """`trt.timing.TimedEngine` with known times: 0.5 ms more at each execution."""
 

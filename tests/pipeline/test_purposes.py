@@ -85,6 +85,12 @@ def test_the_command_says_so_before_any_work(folder: Path, capsys: pytest.Captur
         ),
         ("build: {target: tensorrt_rtx, plugins: [libtwice.so]}\n", (), "build.plugins: "),
         ("build: {target: tensorrt_rtx, timing_cache: c}\n", (), "build.timing_cache: "),
+        (
+            "build: {target: tensorrt, timing_cache: c, error_on_timing_cache_miss: true}\n",
+            (),
+            "build.error_on_timing_cache_miss: must be left out to prepare a kit (got true): a kit takes no timing "
+            "cache to its device. Build the job where its GPU is.",
+        ),
         ("build: {target: tensorrt_rtx, hardware_compatibility: ampere_plus}\n", (), "build.hardware_compatibility: "),
         ("build: {target: tensorrt, platform: jetson_nano}\n", (), "precision.int8_mode: "),
         (

@@ -103,6 +103,10 @@ def write_kit(
         note = f"a kit has no report: {' and '.join(f'check.{key}' for key in requested)} measured nothing"
         report = dataclasses.replace(report, notes=(*report.notes, note))
 
+    if job.build.timing_cache:
+        note = "a kit takes no timing cache to its device: build.timing_cache has no effect there"
+        report = dataclasses.replace(report, notes=(*report.notes, note))
+
     def written(report: CheckReport) -> Bundle:
         with stages("kit"):
             manifest = describe(job, lowered, prepared, report, None)

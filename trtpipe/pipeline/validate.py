@@ -323,6 +323,12 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
             "must be left out to prepare a kit (got libraries): ONNX Runtime, which checks a kit's graph, has no "
             "plugins. Build where its GPU is.",
         )
+    if build.error_on_timing_cache_miss:
+        yield (
+            "build.error_on_timing_cache_miss",
+            "must be left out to prepare a kit (got true): a kit takes no timing cache to its device. Build the job "
+            "where its GPU is.",
+        )
     if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
         yield (
             "check.limits.speedup_over_fp16_min",

@@ -17,9 +17,8 @@ NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
 
 
 def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
-    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none, or computes in FP8 or
-    4 bits, which the table's figures are not of."""
-    if layer.precision in NUMBER_FORMATS and layer.precision != "int8":
+    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none."""
+    if not _may_read_int8(layer):
         return None
     read = [audits[scale] for scale in scales_read(layer, scales) if scale in audits]
     return min((a.sqnr_db for a in read if a.sqnr_db is not None), default=None)
@@ -39,17 +38,23 @@ def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[s
 
 
 def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scales: Mapping[str, str]) -> frozenset[str]:
-    """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what only operations in
-    FP8 and 4 bits read. Of layers that are not known, none."""
+    """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what nothing reads that
+    may read INT8. Of layers that are not known, none."""
     tensors = table.audit.tensors
     if layers and not any(layer.precision == "int8" for layer in layers):
         return frozenset(tensors)
     keys = scale_keys(tensors, scales)
-    narrow, rest = set[str](), set[str]()
+    without, rest = set[str](), set[str]()
     for layer in layers:
-        other = layer.precision in NUMBER_FORMATS and layer.precision != "int8"
-        (narrow if other else rest).update(scales_read(layer, keys))
-    return frozenset(narrow - rest)
+        (rest if _may_read_int8(layer) else without).update(scales_read(layer, keys))
+    return frozenset(without - rest)
+
+
+def _may_read_int8(layer: LayerPrecision) -> bool:
+    """Whether an operation's inputs can be INT8: a product's are in its own format; a sum, a concat or a pool may read
+    INT8 and compute in float."""
+    product = layer.op.startswith(("conv", "linear")) or layer.op in ("matmul", "bmm")
+    return layer.precision == "int8" or not (product or layer.precision in NUMBER_FORMATS)
 
 
 def counted(table: CalibrationTable, unclipped: Collection[str]) -> Audit:
