@@ -136,7 +136,7 @@ def serve(
         ready: called when nothing of this machine stands in the way, before the scheduler is asked.
 
     Raises:
-        MissingError: distributed is not installed, or the scheduler does not answer.
+        MissingError: distributed is not installed, the scheduler does not answer, or GPU `gpu` cannot be used.
         InputError: the cache cannot be written, or the address needs credentials (see `transport`).
     """
     try:
@@ -146,6 +146,10 @@ def serve(
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ[driver.VISIBLE] = driver.visible(gpu)
+        if problem := driver.probe().problem:
+            raise MissingError(
+                f"--gpu: must be a GPU of this machine (got {gpu}; {problem}). Leave it out for a worker without one."
+            )
     Cache(cache)  # makes its folders, or says why it cannot
     (cache / "scratch").mkdir(exist_ok=True)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
