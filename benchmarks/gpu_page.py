@@ -35,7 +35,7 @@ ANCHOR_MODEL, ANCHOR = "resnetv2_101x1_bit", 1.69
 NOTE = """\
 Every table was measured in one run: each mode warmed up, then rounds in which every mode ran once. Times are between
 CUDA events around one batch, data on the GPU before and after, unless the row says `with transfers`: then the copies
-from and to pageable memory are between the events. `speed` is how many times as fast as eager FP32 (TF32 off) the
+from and to page-locked memory are between the events. `speed` is how many times as fast as eager FP32 (TF32 off) the
 median is. `top-1 as FP32` and SQNR compare with eager FP32 on the CPU. Weights are random, so accuracy is not told.
 Size is of the weights or of the engine file; peak memory is what PyTorch's allocator held more than before the mode was
 made, and for an engine its file, its activations and its bindings. INT8 engines compute in FP16 where they do not in

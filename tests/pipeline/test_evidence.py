@@ -1,5 +1,6 @@
 """What a build measures beside its check, in the bundle's report, in a build and in a night alike."""
 
+import dataclasses
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,8 +16,12 @@ from trtpipe.pipeline import bench as bench_line
 from trtpipe.pipeline import measure as evidence
 from trtpipe.pipeline.stages import Stages
 from trtpipe.progress import Silent
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
 
+RTX = "precision: {int8_mode: true}\nbuild: {target: tensorrt_rtx, compute_capability: ['8.6']}\n"
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 EXECUTED = CheckReport(
     "engine", "RTX on a card", 1, (Metric("cosine", "y", 1.0, 0.9, True),), Control("t", "scale x 127", True, 1), True
@@ -93,6 +98,59 @@ def test_a_kit_says_that_it_takes_no_timing_cache_along(world):
     note = "a kit takes no timing cache to its device: build.timing_cache has no effect there"
     assert note in kit.report.notes
     assert note in kit.bundle.manifest.notes
+
+
+class Executing(EngineRunner):
+    """An engine's runner that executes the graph, and knows what TensorRT says of its memory."""
+
+    device_memory_bytes = 5 << 20
+
+    def __init__(self, graph):
+        self._runner = OrtRunner(graph.data)
+        self.name = "a double"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def run(self, inputs):
+        return self._runner.run(inputs)
+
+
+@pytest.mark.parametrize("way", ["build", "kit"])
+def test_the_memory_of_an_executed_engine_is_kept(world, monkeypatch, way):
+    from trtpipe.evaluation.control import damaged_copy
+    from trtpipe.pipeline import build as line
+    from trtpipe.pipeline import kit as kit_line
+    from trtpipe.pipeline import stages
+    from trtpipe.pipeline.controls import graph_control
+
+    def opened(engine):
+        return Executing(engine.graph), "engine"
+
+    def damaged(job, engine, *_):
+        return graph_control(*damaged_copy(engine.graph), "tensorrt_rtx")
+
+    for module in (stages, kit_line):
+        monkeypatch.setattr(module, "open_engine", opened)
+    monkeypatch.setattr(stages, "control", damaged)
+    monkeypatch.setattr(kit_line, "not_executed_here", lambda engine: False)
+    monkeypatch.setattr(
+        kit_line, "_control", lambda graph, make, progress: graph_control(*damaged_copy(graph), "tensorrt_rtx")
+    )
+    monkeypatch.setattr(line, "timed", lambda prepared, engine, report, stages: (report, ()))
+    gpu = dataclasses.replace(this_device(), compute_capability="8.6")
+    monkeypatch.setattr(stages, "this_device", lambda: gpu)
+    job = trtpipe.load_job(nights.write_job(world / "jobs", "m", RTX))
+    if way == "build":
+        bundle = line.build(job, world / "out", Silent()).bundle
+    else:
+        kit = kit_line.write_kit(job, world / "kits", Silent())
+        bundle = kit_line.finish_kit(kit.bundle.path, world / "out", Silent()).bundle
+    assert bundle.manifest.check.executed == "engine"
+    assert bundle.manifest.engine.device_memory_bytes == 5 << 20
 
 
 class Timed:

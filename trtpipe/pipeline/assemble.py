@@ -43,13 +43,14 @@ class Checked:
     """A built engine, what it was checked against, and the result: all that a bundle is made of.
 
     `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
-    name, or [B, ...] where an output has no batch axis.
+    name, or [B, ...] where an output has no batch axis. `device_memory_bytes` is the engine's `activation_memory`.
     """
 
     compiled: Compiled
     prepared: PreparedJob
     report: CheckReport
     outputs: Mapping[str, Array]
+    device_memory_bytes: int | None = None
 
 
 def assemble(
@@ -58,7 +59,7 @@ def assemble(
     """The bundle `out/<name>`, written."""
     lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, lowered, checked.prepared, checked.report, engine)
+        manifest = describe(job, lowered, checked.prepared, checked.report, engine, checked.device_memory_bytes)
         files = {GOLDEN: golden.to_bytes(golden_data(job, checked.prepared))}
         if lowered.table is not None:
             files |= table_files(lowered.table)
@@ -125,7 +126,14 @@ def table_files(table: CalibrationTable) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckReport, engine: Engine | None) -> Manifest:
+def describe(
+    job: Job,
+    lowered: Lowered,
+    prepared: PreparedJob,
+    report: CheckReport,
+    engine: Engine | None,
+    device_memory_bytes: int | None = None,
+) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
     table, source, baseline = lowered.table, prepared.check_source, prepared.baseline
     graph = lowered.graph if engine is None else engine.graph
@@ -143,7 +151,11 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
+        engine=None
+        if engine is None
+        else describe_engine(
+            engine, job.build, device_memory_bytes=device_memory_bytes, int8_weights=_int8_weights(engine)
+        ),
         inputs=lowered.inputs,
         outputs=job.as_judged(lowered.outputs),
         # A folder of timing caches is this machine's own business, and plugins lie in the bundle.

@@ -276,7 +276,7 @@ def _engine_modes(
                 raise InputError(HYBRID)
             if made.misfit:
                 raise MissingError(made.misfit)
-            where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
+            where = "copies from and to page-locked memory included" if transfers else "data on the GPU, no copies"
             with ExitStack() as opened:
                 runner = opened.enter_context(TimedEngine(made.data, cuda_graph=cuda_graph, **made.settings))
                 return Ready(

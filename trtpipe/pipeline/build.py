@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,20 +79,22 @@ def build(
     prepared = prepare(job, stages, results)
     outputs: dict[str, Array] = {}
     of_graph: list[CheckReport] = []
+    memory: list[int | None] = [None]
 
     def meanwhile(lowered: Lowered, watched: Watched) -> None:
         of_graph.append(check_graph(job, prepared, lowered, stages, keep=outputs.update, watched=watched))
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
-    report = of_graph[0] if of_graph else check(job, prepared, compiled, stages, keep=outputs.update)
+    check_engine = partial(check, keep=outputs.update, needed=memory.append)
+    report = of_graph[0] if of_graph else check_engine(job, prepared, compiled, stages)
     if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
         compiled = build_engine(job, prepared, lambda: tuned, stages)
-        report = check(job, prepared, compiled, stages, keep=outputs.update)
+        report = check_engine(job, prepared, compiled, stages)
         report = replace(report, notes=(*report.notes, how))
     report = judged_speed(job, prepared, compiled.engine, report, stages)
     report, latencies_ms = timed(prepared, compiled.engine, report, stages)
-    checked = Checked(compiled, prepared, report, outputs)
+    checked = Checked(compiled, prepared, report, outputs, memory[-1])
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
     wanted = diagnosis_wanted(job, report, diagnose_seconds)

@@ -36,7 +36,7 @@ from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
+from trtpipe.runtime.executor import activation_memory, graph_as_checked, not_executed_here, open_engine
 from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
@@ -164,7 +164,7 @@ def finish_kit(
         make = compiler or partial(_compile, build, manifest.precision)
         engine = make(graph, progress)
     with stages("check") as progress:
-        report = _check(kit, engine, make, progress)
+        report, memory = _check(kit, engine, make, progress)
     with stages("bundle"):
         target = manifest.build.target
         finished, files = bundle_contents(
@@ -173,6 +173,7 @@ def finish_kit(
             check=report,
             fingerprint=fingerprint(manifest.fingerprint, target),
             environment=versions(BUILDERS[target]),
+            device_memory_bytes=memory,
         )
         bundle = write_bundle(out / manifest.name, finished, files, sign=sign)
     assert bundle.manifest.check is not None
@@ -189,8 +190,9 @@ def _compile(build: Build, precision: Precision, graph: OnnxModel, progress: Pro
     return build_engine(graph, build, progress=progress, precision=precision)
 
 
-def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> CheckReport | None:
-    """The engine on every sample of the kit, with a control built here; None where nothing can execute it here.
+def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> tuple[CheckReport | None, int | None]:
+    """The engine on every sample of the kit, with a control built here, None where nothing can execute it here; and the
+    engine's activation memory.
 
     Raises:
         InputError: the kit was never checked.
@@ -200,11 +202,11 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> C
     if recorded is None:
         raise InputError(f"{kit.path}: the kit does not hold the check of its graph. Prepare it again.")
     if engine.target == "onnxruntime":
-        return None
+        return None, None
     if not_executed_here(engine):
         if manifest.require == "graph":
-            return None
-        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, NOT_EXECUTED))
+            return None, None
+        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, NOT_EXECUTED)), None
     golden = kit.golden()
     size = golden.batch or manifest.inputs[0].at("max")[0]
     data = CheckData(
@@ -228,7 +230,8 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> C
             warnings=recorded.warnings,
             progress=progress,
         )
-    return dataclasses.replace(report, notes=(*report.notes, *notes))
+        memory = activation_memory(runner)
+    return dataclasses.replace(report, notes=(*report.notes, *notes)), memory
 
 
 def _control(graph: OnnxModel, make: Compiler, progress: Progress) -> Damaged | None:

@@ -23,7 +23,7 @@ from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
+from trtpipe.runtime.executor import activation_memory, graph_as_checked, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -248,6 +248,7 @@ def check(
     stages: Stages,
     *,
     keep: Callable[[Mapping[str, Array]], None] | None = None,
+    needed: Callable[[int | None], None] = lambda size: None,
 ) -> CheckReport:
     """The engine (or its graph, where no GPU can run it) against the baseline, with a control.
 
@@ -257,6 +258,7 @@ def check(
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
         keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
+        needed: is given the `activation_memory` of what was executed.
     """
     engine, lowered = compiled.engine, compiled.lowered
 
@@ -269,6 +271,7 @@ def check(
             damaged = control(job, engine, executed, made_of, progress)
             require = job.check.require
             report = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require, keep=keep)
+            needed(activation_memory(runner))
         return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 

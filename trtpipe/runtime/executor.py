@@ -75,6 +75,11 @@ def not_executed_here(engine: Engine, device: Device | None = None) -> str:
     return "; ".join(placement_problems(info_of(engine), device or this_device()))
 
 
+def activation_memory(runner: check.Runner) -> int | None:
+    """Bytes of device memory that one execution needs beside weights and bindings; None of a graph or hybrid module."""
+    return runner.device_memory_bytes if isinstance(runner, EngineRunner) else None
+
+
 def open_engine(engine: Engine) -> tuple[OpenRunner, Executed]:
     """What executes a built engine here, and whether that is the engine or, where it does not fit, its graph.
 
