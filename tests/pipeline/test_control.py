@@ -199,6 +199,33 @@ def test_a_program_is_damaged_as_its_file_is_in_every_number_format(
     assert np.abs(outputs(changed) - outputs(program)).max() > 0.05
 
 
+@pytest.mark.parametrize("formats", [{}, {"first": "fp8"}, {"first": "int8"}])
+@pytest.mark.parametrize("half", [None, torch.float16])
+def test_a_weight_of_many_scales_in_four_bits_is_damaged(formats: dict[str, str], half: torch.dtype | None) -> None:
+    """More than 8,192 of them are stored in FP32 and cast."""
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(192, 256), torch.nn.Linear(256, 4200)
+    network = torch.nn.Sequential()
+    network.add_module("flat", torch.nn.Flatten())
+    network.add_module("first", first)
+    network.add_module("last", last)
+    captured = capture(nets.loaded(network, out_shape=("N", 4200)))
+    amax = {s.group: 4.0 for s in captured.sites if s.axis is None}
+    precision = Precision(
+        weights="int4", int8_mode="int8" in formats.values(), fp8_mode="fp8" in formats.values(),
+        formats={"*": "int4", **formats} if formats else {},
+    )  # fmt: skip
+    program = quantize(
+        captured, int8=precision.int8_mode, half=half, keep=Keep(), amax=amax, ranges={},
+        narrow=Narrow(modes_of(precision), Statistics(amax, {})),
+    )  # fmt: skip
+    file, node, how = damaged_copy(to_onnx(program))
+    assert how == "weight set to zero"
+    assert node.startswith("last")
+    with graph_as_checked(file.data, "tensorrt_rtx") as runner:
+        assert np.allclose(runner.run({"x": X})["logits"], last.bias.detach().numpy(), atol=1e-2)
+
+
 @pytest.mark.parametrize(("route", "with_graph"), [("onnx", True), ("torch_tensorrt", True), ("torch_tensorrt", False)])
 def test_where_an_engine_was_executed_the_control_is_an_engine(
     monkeypatch: pytest.MonkeyPatch, route: str, with_graph: bool

@@ -4,8 +4,8 @@ In a quantized graph the scale of the last activation on each way to an output (
 is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
 little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, it is set to zero; what lies before
-it is left as it is. In any other graph the last weight on each way is set to zero, or the scale that
-it is stored with; without a convolution, a linear or a matmul of a weight, the last constant that is not zero.
+it is left as it is. In any other graph the last weight on each way is set to zero; without a convolution, a linear or a
+matmul of a weight, the last constant that is not zero.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
 )
-_READING_WEIGHTS = (*WEIGHTED, "DequantizeLinear")
 
 
 def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
@@ -74,7 +73,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for node in damaged:
             if node.op_type == "DequantizeLinear":
                 hows.append(HOW_WEIGHT)
-                _changed(graph, node.input[0], [node], _codes_of_zero(constants[node.input[0]]))
+                _changed(graph, node.input[0], [node], _zeros_like(constants[node.input[0]]))
                 continue
             readers, factor, how = _damage(proto, constants, node)
             hows.append(how)
@@ -90,16 +89,16 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     weights = [
         (n, i)
         for n in graph.node
-        for i in (n.input[1:2] if n.op_type == "DequantizeLinear" else n.input[:2])
-        if i in constants and n.op_type in _READING_WEIGHTS
+        for i in (n.input[:1] if n.op_type == "DequantizeLinear" else n.input[:2])
+        if i in constants
+        and (n.op_type in WEIGHTED or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
     ] or [(n, i) for n in graph.node for i in n.input if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)
     met = _met_on_the_way_back(proto, set(), {name for _, name in weights})
     chosen = [(n, name) for n, name in weights if name in met] or weights[-1:]
     for name in dict.fromkeys(name for _, name in chosen):
-        zero = np.zeros_like(numpy_helper.to_array(constants[name]))
-        _changed(graph, name, [n for n, of in chosen if of == name], numpy_helper.from_array(zero, name))
+        _changed(graph, name, [n for n, of in chosen if of == name], _zeros_like(constants[name]))
     last = chosen[-1][0].name + (f" and {len(chosen) - 1} more" if len(chosen) > 1 else "")
     return replace(model, data=proto.SerializeToString()), last, HOW_WEIGHT
 
@@ -125,12 +124,19 @@ def _is_damaged_by_zero(constant: TensorProto) -> bool:
     return bool(value.dtype.kind == "f" and value.any())
 
 
-def _codes_of_zero(stored: TensorProto) -> TensorProto:
-    """A weight in 4 bits, two to a byte, of which every code is that of zero."""
+def _in_four_bits(constant: TensorProto) -> bool:
     import onnx
 
-    codes = bytes(-(-math.prod(stored.dims) // 2))
-    return onnx.helper.make_tensor(stored.name, stored.data_type, stored.dims, codes, raw=True)
+    return constant.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
+
+
+def _zeros_like(constant: TensorProto) -> TensorProto:
+    """A constant of zeros, in any dtype: those of 4 bits lie two in a byte."""
+    import onnx
+    from onnx import numpy_helper
+
+    size = -(-math.prod(constant.dims) // 2) if _in_four_bits(constant) else numpy_helper.to_array(constant).nbytes
+    return onnx.helper.make_tensor(constant.name, constant.data_type, constant.dims, bytes(size), raw=True)
 
 
 def _damage(
@@ -148,10 +154,7 @@ def _damage(
 
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
     """The activations' Q and the 4-bit weights' DQ that a way back from an output meets first, in the graph's order."""
-    import onnx
-
-    four_bits = (onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1)
-    stored = {i.name for i in proto.graph.initializer if i.data_type in four_bits}
+    stored = {i.name for i in proto.graph.initializer if _in_four_bits(i)}
     weights = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
     met = _met_on_the_way_back(proto, {q.output[0] for q in quantizers}, {w.output[0] for w in weights})
     found = [n for n in (*quantizers, *weights) if n.output[0] in met] or [quantizers[-1]]
