@@ -173,6 +173,7 @@ def test_imports_are_absolute(tree: Tree) -> None:
         ("trtpipe.model.onnx", "from trtpipe.model.onnx.network import load_network"),
         ("calib", "from calib.table import CalibrationTable"),
         ("calib.files", "import trtpipe"),
+        ("trtpipe.values", "import trtpipe\ndef f():\n    return trtpipe.check('x')"),
     ],
 )
 def test_a_planted_circle_is_found(module: str, line: str, tree: Tree) -> None:
@@ -204,6 +205,10 @@ def test_a_planted_upward_import_breaks_the_contract(module: str, line: str, cop
         "ROUTES = {'one': 'trtpipe.trt.flavour:look'}",
         "SCRIPT = 'import sys; from trtpipe.trt import flavour'",
         "f'trtpipe.trt.{name}'",
+        "import trtpipe.values\ndef f():\n    return trtpipe.trt.flavour.load",
+        "import trtpipe.values\ndef f():\n    return trtpipe.check('x')",
+        "import trtpipe as t\ndef f():\n    return t.load",
+        "from trtpipe import build\ndef f():\n    return build('x')",
     ],
 )
 def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree) -> None:

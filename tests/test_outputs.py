@@ -169,5 +169,5 @@ def test_a_package_that_cannot_be_imported(
     assert isinstance(shown, MissingError)
     assert str(shown) == (
         f"{name} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages "
-        f"or the driver that it needs. Run: pip install --force-reinstall {name}"
+        f"that it needs. Run: pip install --force-reinstall {name}"
     )

@@ -111,10 +111,10 @@ def broken(module: str, reason: object) -> str:
     name = module if installed is None else installed.distribution
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
     said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
-    return (
-        f"{module} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages or the "
-        f"driver that it needs. Run: {again}"
-    )
+    cannot = f"{module} is installed and cannot be imported ({said})."
+    if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
+        return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
+    return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,15 @@ def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
     installed = []
     for name in distributions:
         try:
-            installed.append(Package(name, metadata.version(name)))
+            installed.append(Package(name, _running() if name == __package__ else metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
     return tuple(installed)
+
+
+def _running() -> str:
+    """The version of trtpipe that runs: the metadata of an editable installation stays behind its source."""
+    return str(sys.modules[__package__].__version__)
 
 
 def _holds(distribution: str, module: str) -> bool:

@@ -11,6 +11,7 @@ from trtpipe.job.sections import Correction
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
+from trtpipe.pipeline.cache.sources import environment_variables
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -147,6 +148,30 @@ def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
         "the job's code imports onnxruntime, whose native code may read files unseen; use --force when these change"
     )
     assert found.notes == (unseen, variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("os.environ['A'], environ['B'], os.environ.get('C'), getenv('D', ''), os.getenv(key='E')",
+         ("A", "B", "C", "D", "some")),
+        ("os.environ[name], environ.pop('A'), environ.setdefault('B', 'x')", ("some", "A", "B")),
+        ("'A' in os.environ, 'B' not in environ", ("A", "B")),
+        ("env = os.environ\nenv['A']", ("some",)),
+        ("open(os.path.expandvars('$A/x'))", ("some",)),
+        ("os.path.expanduser('~/x'), Path.home(), Path('~').expanduser()", ("HOME",)),
+        ("dict(os.environ), {**os.environ}, os.environ.copy(), os.environb[b'A']", ("some",)),
+        ("for name in os.environ: pass", ("some",)),
+        ("from os import environ as e, getenv as g", ("some",)),
+        ("get = os.environ.get\nget('A')", ("some",)),
+        ("os.environ['A'] = '1'\ndel os.environ['B']\nfrom os import environ\nimport os", ()),
+        ("environment['A'], self.env['B'], 'os.environ', self.home", ()),
+        ("this is no Python", ()),
+    ],
+)  # fmt: skip
+def test_every_way_to_read_an_environment_variable_is_seen(source, names):
+    found = environment_variables(source.encode())
+    assert (set(found), len(found)) == (set(names), len(names))
 
 
 @pytest.mark.parametrize(("before", "now", "written", "moved"), [

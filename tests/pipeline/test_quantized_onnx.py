@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from calib.table import CalibrationTable
@@ -24,8 +25,8 @@ from trtpipe.pipeline.deep import deep_problems
 from trtpipe.progress import Silent
 
 
-def quantized(folder: Path, **options: Any) -> Path:
-    """The residual network as ONNX Runtime's static quantization writes it."""
+def quantized(folder: Path, net: torch.nn.Module | None = None, **options: Any) -> Path:
+    """The residual network, or another, as ONNX Runtime's static quantization writes it."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -35,7 +36,7 @@ def quantized(folder: Path, **options: Any) -> Path:
         def get_next(self) -> dict[str, Any] | None:
             return next(self.batches, None)
 
-    float_file = export(network("residual"), folder / "float.onnx", dynamo=False)
+    float_file = export(net or network("residual"), folder / "float.onnx", dynamo=False)
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)
     settings: dict[str, Any] = {
@@ -108,9 +109,38 @@ def test_own_scales_and_weights(tmp_path: Path) -> None:
     assert built.bundle.manifest.baseline == "ONNX Runtime FP32"
 
 
-def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
-    import torch
+class Scaled(torch.nn.Module):
+    """Its values are multiplied, divided, and added to constants of several ranks."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.shift = torch.nn.Parameter(torch.linspace(0.1, 0.4, 4).reshape(4, 1, 1))
+        self.one, self.mid, self.two = (torch.nn.Parameter(torch.tensor(v)) for v in ([0.3], 0.5, 2.0))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = (self.conv(x) * self.mid + self.two) / self.two
+        return {"logits": ((y - self.one) * self.shift - self.mid).flatten(1)}
+
+
+def test_constants_that_no_product_reads_stay_in_float(tmp_path: Path) -> None:
+    """ONNX Runtime quantizes those too; TensorRT refuses INT8 constants without a dimension."""
+    source = quantized(tmp_path, Scaled())
+    ranks = {a.ndim for a in constants(source).values() if a.dtype == np.int8 and a.any()}
+    assert ranks >= {0, 3, 4}
+    path = write_job(
+        tmp_path, "file", calibration=None, build={"target": "tensorrt_rtx", "compute_capability": ["8.6"]}
+    )
+    built = build(load_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
+    left = {a.ndim for a in constants(built.bundle.path / "model.onnx").values() if a.dtype == np.int8 and a.any()}
+    assert left == {4}  # the convolution's weight
+    notes = [n for n in built.bundle.manifest.notes if "Q/DQ of its constant" in n]
+    assert len(notes) >= 5
+    assert all(n.endswith("was left out, TensorRT fuses it with nothing") for n in notes)
+    assert next(m.value for m in built.report.metrics if m.name == "cosine") > 0.99
+
+
+def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
     from trtpipe.model.onnx.network import load_network
     from trtpipe.model.onnx.reference import Reference
 

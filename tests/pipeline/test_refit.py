@@ -35,8 +35,8 @@ def here(monkeypatch):
     """A machine on which the engine's GPU is, but where nothing is executed: what was refitted."""
     seen = []
     monkeypatch.setattr(line, "refitted", lambda engine, onnx: seen.append((engine, onnx)) or PLAN + b"new")
-    monkeypatch.setattr(kits, "_check", lambda *_: None)
-    monkeypatch.setattr(kits, "require_fit", lambda *_: None)
+    monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
+    monkeypatch.setattr(kits, "require_fit", lambda *_: (None, None))
     return seen
 
 

@@ -70,8 +70,8 @@ def test_tensorrt_is_given_the_bundles_timing_cache(tmp_path, monkeypatch):
         return engine()
 
     monkeypatch.setattr(kits, "_compile", compiled)
-    monkeypatch.setattr(kits, "_check", lambda *_: None)
-    monkeypatch.setattr(kits, "require_fit", lambda *_: None)
+    monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
+    monkeypatch.setattr(kits, "require_fit", lambda *_: (None, None))
     kit(tmp_path / "k")
     arguments = ["build", str(tmp_path / "k"), "--replay", str(before.path), "-o", str(tmp_path / "out"), "-q"]
     assert main(arguments) == 0

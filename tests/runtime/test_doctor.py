@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from trtpipe.cli import main as cli
 from trtpipe.routes.options import Frontend
 from trtpipe.runtime import doctor
-from trtpipe.trt import driver, flavour, platforms
+from trtpipe.trt import driver, flavour, install, platforms
 from trtpipe.trt.driver import Driver, Gpu
 
 NO_GPU = Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
@@ -25,11 +26,14 @@ def machine(monkeypatch):
     """A function that describes a machine and returns its diagnosis."""
 
     def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64", failed=None,
-                built_for=12):  # fmt: skip
+                built_for=12, memory=""):  # fmt: skip
         monkeypatch.setattr(driver, "probe", lambda: gpu)
         monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
         monkeypatch.setattr(driver, "is_jetson", lambda: jetson)
         monkeypatch.setattr(doctor, "cuda_major", lambda module: built_for)
+        monkeypatch.setattr(doctor, "no_memory", lambda: memory)
+        there = dict((tensorrts or {}).values())
+        monkeypatch.setattr(install, "versions", lambda names: {n: there[n] for n in names if n in there})
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
         by_module = {module: packages.get(name) for name, module in doctor.PACKAGES}
         monkeypatch.setattr(doctor, "version", by_module.get)
@@ -95,7 +99,7 @@ def test_a_gpu_with_everything(machine):
 
 def test_a_gpu_without_tensorrt(machine):
     found = machine(L4, packages=ALL | {"torch2trt": None})
-    assert "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)" in found.commands
+    assert "pip install 'tensorrt-cu12>=11.0,<12'" in found.commands
     assert "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt" in found.commands
 
 
@@ -106,24 +110,56 @@ def test_torch2trt_and_tensorrt_11(machine):
 
 
 def test_nobody_gives_device_memory(machine):
+    """An installed torch may have no CUDA, a cuda-python may be for a later driver: both are tried."""
+    why_not = doctor.no_memory()
+    assert "none of torch with CUDA, cuda-python and pycuda works" in why_not  # there is no GPU here
+    assert "Install one" not in why_not
+    for target, release in (("tensorrt", TEN), ("tensorrt_rtx", RTX)):
+        found = machine(L4, {target: release}, memory=why_not)
+        what = next(w for w in can(found) if "run an engine" in w and target + ")" in w)
+        assert (can(found)[what], why(found, what)) == (False, why_not)
+        assert "pip install 'cuda-python<13'" in found.commands
+
+
+def test_asking_for_device_memory_may_end_the_process(monkeypatch):
+    monkeypatch.setattr(doctor, "_TRY_MEMORY", "import os; os._exit(5)")
+    assert doctor.no_memory() == "device memory: asking for it ended with 5"
+
+
+V100, B200 = (Driver("13.0", (Gpu(0, n, c, 16 << 30),)) for n, c in (("V100", "7.0"), ("B200", "10.0")))
+CU12, CU11 = (Driver(c, (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),)) for c in ("12.2", "11.8"))
+P100 = Driver("12.6", (Gpu(0, "P100", "6.0", 16 << 30),))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "wrong", "command"),
+    [
+        (V100, ("tensorrt", "10.16.1.11"), "must have TensorRT before 10.5 (got 10.16.1.11)",
+         "pip uninstall -y tensorrt && pip install 'tensorrt-cu12>=10.3,<10.5'"),
+        (B200, ("tensorrt", "10.3.0"), "must have TensorRT 10.8 or later (got 10.3.0)",
+         "pip uninstall -y tensorrt && pip install 'tensorrt-cu13>=11.0,<12'"),
+        (P100, ("tensorrt", "10.3.0"), "must have TensorRT before 10.0 (got 10.3.0)", ""),
+        (CU12, ("tensorrt-cu13", "11.4.0.106"), "must have a driver of CUDA 13 (got CUDA 12.2)",
+         "pip uninstall -y tensorrt-cu13 && pip install 'tensorrt-cu12>=11.0,<12'"),
+        (CU11, ("tensorrt-cu13", "11.4.0.106"), "must have a driver of CUDA 13 (got CUDA 11.8)",
+         "pip uninstall -y tensorrt-cu13 && pip install 'tensorrt-cu11>=10.3,<10.14'"),
+    ],
+)  # fmt: skip
+def test_a_tensorrt_that_the_gpu_or_its_driver_cannot_use(machine, gpu, release, wrong, command):
+    """What is advised for it is then accepted."""
     what = "build and run an engine (target tensorrt)"
-    found = machine(L4, {"tensorrt": TEN}, {})
-    assert why(found, what) == "none of torch, cuda-python and pycuda is installed, which give it device memory"
+    found = machine(gpu, {"tensorrt": release}, built_for=13 if "cu13" in release[0] else 12)
     assert not can(found)[what]
-    assert "pip install 'cuda-python<13'" in found.commands
+    assert why(found, what).endswith(wrong)
+    assert [c for c in found.commands if "tensorrt-cu" in c] == ([command] if command else [])
+    if command:
+        name, lowest = re.findall(r"'(tensorrt-cu(?:\d+))>=([\d.]+)", command)[0]
+        assert can(machine(gpu, {"tensorrt": (name, lowest)}, built_for=int(name[-2:])))[what]
 
 
-@pytest.mark.parametrize("also", [None, "torch", "pycuda"])
-@pytest.mark.parametrize(("release", "fits"), [("12.9.4", True), ("13.5.0", False)])
-def test_a_cuda_python_for_a_later_driver_gives_no_device_memory(machine, release, fits, also):
-    """As pip takes it on a Jetson with JetPack 6."""
-    found = machine(ORIN, {"tensorrt": TEN}, {"cuda-python": release} | ({also: "2.14.1"} if also else {}), jetson=True)
-    what = "build and run an engine (target tensorrt)"
-    assert can(found)[what] is (fits or also is not None)
-    if not can(found)[what]:
-        needs = "what is installed of cuda-python must have a driver of CUDA 13 (got CUDA 12.6)"
-        assert why(found, what) == f"cuda-python alone gives it device memory, and {needs}"
-    assert ("pip install 'cuda-python<13'" in found.commands) is not can(found)[what]
+def test_a_jetsons_tensorrt_is_jetpacks(machine):
+    found = machine(ORIN, jetson=True, processor="aarch64")
+    assert "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)" in found.commands
 
 
 def test_an_rtx_engine_on_hopper_is_not_promised(machine):
@@ -146,7 +182,7 @@ def test_a_jetson(machine):
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
-    assert "pip install 'tensorrt-rtx>=1.7.1'" in found.commands
+    assert "pip uninstall -y tensorrt-rtx && pip install 'tensorrt-rtx-cu12>=1.7.1,<1.8'" in found.commands
 
 
 def test_the_command_in_text_and_json(machine, capsys):
@@ -179,8 +215,8 @@ def test_what_cannot_be_imported_cannot_be_done(machine, module, lost):
     assert {what for what, possible in can(whole).items() if possible != can(broken)[what]} == lost
     for what in lost:
         assert why(broken, what) == (
-            f"{module} is installed and cannot be imported (E: x). It is damaged, or does not fit the packages or the "
-            "driver that it needs."
+            f"{module} is installed and cannot be imported (E: x). It is damaged, or does not fit the packages that "
+            "it needs."
         )
     assert any(c.startswith("pip install --force-reinstall ") for c in broken.commands)
 
@@ -225,7 +261,7 @@ def test_doctor_says_of_hopper_what_was_seen_there(machine, monkeypatch, runs):
 def test_torch_tensorrt_needs_the_tensorrt_it_is_made_for(machine):
     found = machine(L4, {"tensorrt": TEN})
     assert why(found, "torch_tensorrt") == ("torch-tensorrt-rtx 2.14.0 needs tensorrt_rtx, which is not installed")
-    assert "pip install 'trtpipe[rtx]'" in found.commands
+    assert "pip install 'tensorrt-rtx-cu12>=1.7.1,<1.8'" in found.commands
     assert can(machine(L4, {"tensorrt_rtx": RTX}))["build by route torch_tensorrt"]
 
 
@@ -237,6 +273,17 @@ def test_a_driver_that_is_older_than_the_cuda_of_what_is_installed(machine):
             f"what is installed of {what.split()[-1].strip(')')} must have a driver of CUDA 13 (got CUDA 12.6)"
         )
     assert can(found)["build an engine (target tensorrt_rtx)"]
+    assert "pip uninstall -y tensorrt-rtx && pip install 'tensorrt-rtx-cu12>=1.7.1,<1.8'" in found.commands
+
+
+def test_a_package_that_does_not_fit_the_driver_is_not_installed_again(machine):
+    old = "RuntimeError: The NVIDIA driver on your system is too old (found version 12060)"
+    found = machine(L4, {"tensorrt_rtx": RTX}, failed={"torch_tensorrt": old})
+    assert why(found, "route torch_tensorrt") == (
+        f"torch_tensorrt is installed and cannot be imported ({old}). It does not fit the NVIDIA driver: update that, "
+        "or install a release for its CUDA."
+    )
+    assert not any("--force-reinstall" in command for command in found.commands)
 
 
 def test_torch_tensorrt_is_not_advised_beside_a_torch_that_it_would_replace(machine):

@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         manifest(**RTX),
         OLD_DRIVER,
         "driver: what is installed of tensorrt_rtx must have a driver of CUDA 13 (got CUDA 12.2). Update the driver, "
-        "or install the package that is built for its CUDA.",
+        "or install tensorrt-rtx-cu12 of the same release instead.",
     ),
     (
         "ampere_plus on JetPack",
@@ -266,7 +266,7 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     kit = shipping.manifest(kind="kit", engine=None, build=Build(target="tensorrt"))
     assert problems(kit, OLD_DRIVER) == (
         "driver: what is installed of tensorrt must have a driver of CUDA 13 (got CUDA 12.2). Update the driver, or "
-        "install the package that is built for its CUDA.",
+        "install tensorrt-cu12 of the same release instead.",
     )
     assert problems(kit, ORIN) == ()
     assert problems(kit, replace(ORIN, versions={})) == (

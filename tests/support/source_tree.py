@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import trtpipe
+
 ROOT = Path(__file__).resolve().parents[2]
 #: The packages that every installation has, by the name that imports them.
 LIGHT = ("numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "PIL", "cryptography", "safetensors",
@@ -71,7 +73,8 @@ class Tree:
 
     def imports(self, name: str) -> dict[str, set[str]]:
         """What a module imports, by where the import stands: `top`, `class`, `function` or `type`; or `text`, when it
-        is named in a text that is no docstring."""
+        is named in a text that is no docstring, or by attributes of a package: `trtpipe.check`, `trtpipe.trt.flavour`.
+        """
         if name in self._imports:
             return self._imports[name]
         found: dict[str, set[str]] = {"top": set(), "class": set(), "function": set(), "type": set(), "text": set()}
@@ -98,8 +101,23 @@ class Tree:
                 visit(ast.iter_child_nodes(node), inside)
 
         visit([self.modules[name]], "top")
+        bound = {t.partition(".")[0] for targets in found.values() for t in targets}
+        attributes = [n for n in ast.walk(resolved(self.modules[name])) if isinstance(n, ast.Attribute)]
+        inner = {n.value for n in attributes}  # the `a.b` of `a.b.c`
+        for dotted in (ast.unparse(n) for n in attributes if n not in inner):
+            if dotted.partition(".")[0] in bound:
+                found["text"].update(set(self.used(dotted)) - {name, *found["top"], *found["function"], *found["type"]})
         self._imports[name] = found
         return found
+
+    def used(self, dotted: str) -> Iterator[str]:
+        """The module of ours that an attribute of a package needs; `trtpipe.check` is where `trtpipe` takes it from."""
+        if re.fullmatch(r"(trtpipe|calib)(\.\w+)+", dotted):
+            package, _, rest = dotted.partition(".")
+            if f"{package}.{rest.partition('.')[0]}" in self.modules:
+                yield from self.named(dotted)
+            elif (home := trtpipe._HOMES.get(rest.partition(".")[0])) and package == "trtpipe":
+                yield home
 
     def heavy(self) -> frozenset[str]:
         """The modules that load something heavy when they are imported, themselves or through another."""

@@ -34,7 +34,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model import graph_digest
     from trtpipe.model.marks import take_off
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
-    from trtpipe.model.sites import find_sites
+    from trtpipe.model.sites import computes_with, find_sites
     from trtpipe.model.widening import widened
 
     program = export(loaded.module, loaded.inputs)
@@ -62,7 +62,7 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
     digest = graph_digest.exact(graph, loaded.weights_digest)
-    notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs]))
+    notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))
     return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
 
 

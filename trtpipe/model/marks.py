@@ -7,7 +7,7 @@ Importing this module registers the operator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trtpipe.errors import InputError
-from trtpipe.model.nodes import module_path, op_name
+from trtpipe.model.nodes import is_constant, module_path, op_name
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # the tag keeps constant folders away
@@ -45,12 +45,16 @@ def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
     return found
 
 
-def take_off(graph: GraphModule, inputs: Sequence[str]) -> tuple[str, ...]:
+def take_off(graph: GraphModule, inputs: Sequence[str], computes_with: Callable[[Node, Node], bool]) -> tuple[str, ...]:
     """Remove the marks from a graph and keep them at the nodes that read what was marked; notes on what was dropped.
+
+    A constant loses the mark where its reader computes nothing with integers: the scalar of a multiplication, a bias.
+    TensorRT fuses it with nothing, and refuses an INT8 constant that has no dimension.
 
     Args:
         graph: changed in place.
         inputs: the names of its inputs, for messages.
+        computes_with: whether a reader computes with the integers of a quantized argument.
 
     Raises:
         InputError: one tensor is quantized twice, with scales that differ.
@@ -72,6 +76,10 @@ def take_off(graph: GraphModule, inputs: Sequence[str]) -> tuple[str, ...]:
             if reader.op == "output":
                 notes.append(
                     f"{name}: its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing"
+                )
+            elif is_constant(x) and not computes_with(reader, node):
+                notes.append(
+                    f"{_title(reader)}: Q/DQ of its constant {x.target} was left out, TensorRT fuses it with nothing"
                 )
             else:
                 reader.meta[_MARKS] = {**reader.meta.get(_MARKS, {}), x.name: one}

@@ -162,6 +162,12 @@ def _ending(ordinals: Counter[tuple[str, str]], path: str) -> str:
     return "" if k == 0 else f"_{k}"
 
 
+def computes_with(reader: Node, argument: Node) -> bool:
+    """Whether an operation computes with the integers of a quantized argument: a weight, a factor, a concat's part."""
+    name = op_name(reader)
+    return name in SHARED or (name in (*WEIGHTED, *MATMULS) and argument in reader.args[:2])
+
+
 def of_product(site: Site) -> bool:
     """Whether it is an input or a weight of a convolution, a linear or a matmul: rules Q1 and Q2."""
     return site.rule in ("Q1", "Q2")

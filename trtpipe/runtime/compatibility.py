@@ -21,19 +21,15 @@ from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
-from trtpipe.packages import install_command, pip_install
+from trtpipe.packages import pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import refusals
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
-_INSTALL = {
-    "tensorrt": "Install it (on a Jetson it comes with JetPack)",
-    "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
-    "onnxruntime": f"Install it: {pip_install('onnxruntime')}",
-}
 _REBUILD = "or build the bundle for this device"
 
 #: (major of the builder, major of the runtime) where a version-compatible engine crosses majors.
@@ -148,7 +144,7 @@ def _platform(engine: EngineInfo, device: Device) -> list[str]:
 def _version(engine: EngineInfo, device: Device) -> list[str]:
     title, here = _TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
-        return [f"runtime: {title} {engine.version} is not installed. {_INSTALL[engine.target]}."]
+        return [f"runtime: {title} {engine.version} is not installed. {_install(engine.target, device)}."]
     if engine.target == "onnxruntime" or _same_release(engine.version, here):
         return []
     built, runs = parse_version(engine.version), parse_version(here)
@@ -213,9 +209,21 @@ def _release(manifest: Manifest) -> str:
     return f"=={version}" if version else ""
 
 
+def _install(target: str, device: Device) -> str:
+    """What the user of a device does who lacks the runtime of a target."""
+    if target == "onnxruntime":
+        return f"Install it: {pip_install('onnxruntime')}"
+    if target == "tensorrt_rtx":
+        return f"Install it: {tensorrt_command('tensorrt_rtx', device.cuda)}"
+    return "Install it (on a Jetson it comes with JetPack)"
+
+
 def _driver(target: str, device: Device) -> list[str]:
     why = outdated_driver(target, device.cuda, device.built_for.get(target))
-    return [f"driver: {why}. Update the driver, or install the package that is built for its CUDA."] if why else []
+    if not why:
+        return []
+    other = distribution(target, parse_version(device.cuda)[0])
+    return [f"driver: {why}. Update the driver, or install {other} of the same release instead."]
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
@@ -293,7 +301,9 @@ def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]
 def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     target = manifest.build.target
     if target not in device.versions:
-        return (f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_INSTALL[target]}.",)
+        return (
+            f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_install(target, device)}.",
+        )
     if target == "tensorrt" and (old := _driver(target, device)):
         return tuple(old)
     if target == "tensorrt" and device.compute_capability is None:

@@ -6,11 +6,12 @@ heavy is imported into this one, and a library that ends its process does not en
 
 from __future__ import annotations
 
+import json
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
@@ -28,13 +29,14 @@ from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver, memory_command
-from trtpipe.trt.memory import Provider
+from trtpipe.trt.install import tensorrt_command
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     PLATFORMS,
     PRECISIONS,
     RTX_COMPUTE_CAPABILITIES,
     machine_name,
+    releases_wanted,
     rtx_support,
     same_capability,
 )
@@ -119,8 +121,8 @@ def examine() -> Diagnosis:
         abilities=(
             _importable(_capture(packages), CAPTURE, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
-            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, packages)),
-            *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, packages)),
+            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts)),
+            *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, jetson=jetson)),
             *(_importable(a, ("torch", "torch_tensorrt"), failed) for a in _routes(gpu, tensorrts, packages)),
         ),
         notes=_notes(gpu, tensorrts, jetson),
@@ -132,7 +134,7 @@ def _importable(ability: Ability, needed: Sequence[str], failed: Mapping[str, st
     reason = next((broken(module, failed[module]) for module in needed if module in failed), "")
     if not ability.possible or not reason:
         return ability
-    why, _, command = reason.rpartition(" Run: ")
+    why, _, command = reason.partition(" Run: ")
     return Ability(ability.what, False, why, command)
 
 
@@ -157,9 +159,9 @@ def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
-def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
+def _rtx(gpu: Driver, tensorrts: flavour.Installed) -> tuple[Ability, ...]:
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
-    install = install_command("tensorrt_rtx")
+    install = tensorrt_command("tensorrt_rtx", gpu.cuda)
     if "tensorrt_rtx" not in tensorrts:
         if machine_name(platform.machine()) != "x86_64":
             reason = "TensorRT-RTX is made for x86-64 Linux and Windows alone"
@@ -169,50 +171,70 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
         reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; 1.7.1 can"
-        upgrade = pip_install("tensorrt-rtx>=1.7.1")
-        return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
+        return Ability(build, False, reason, install), Ability(run, False, reason, install)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
-    if why := gpu.problem or outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
-        return built, Ability(run, False, why)
+    if gpu.problem:
+        return built, Ability(run, False, gpu.problem)
+    if why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
+        return built, Ability(run, False, why, install)
     here = gpu.devices[0]
     support = rtx_support(here.compute_capability)
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
-        return built, _with_memory(Ability(run, True, reason), packages, gpu.cuda)
+        return built, _with_memory(Ability(run, True, reason), gpu.cuda)
     return built, Ability(run, False, f"{here.name}: {support.why}")
 
 
-def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
+def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tuple[Ability, ...]:
     both = "build and run an engine (target tensorrt)"
     if gpu.problem:
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
+    here = gpu.devices[0]
+    install = tensorrt_command("tensorrt", gpu.cuda, here.compute_capability, jetson=jetson)
     if "tensorrt" not in tensorrts:
-        return (Ability(both, False, "TensorRT is not installed", install_command("tensorrt")),)
+        return (Ability(both, False, "TensorRT is not installed", install),)
     distribution, release = tensorrts["tensorrt"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {release} is older than 8.6", install_command("tensorrt")),)
+        return (Ability(both, False, f"TensorRT {release} is older than 8.6", install),)
     if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
-        return (Ability(both, False, reason, install_command("tensorrt")),)
+        return (Ability(both, False, reason, install),)
+    if wanted := releases_wanted(here.compute_capability, release):
+        reason = f"{here.name} (compute capability {here.compute_capability}) must have TensorRT {wanted}"
+        return (Ability(both, False, f"{reason} (got {release})", install),)
     if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
-        return (Ability(both, False, why),)
-    here = gpu.devices[0]
-    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages, gpu.cuda),)
+        return (Ability(both, False, why, "" if jetson else install),)
+    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), gpu.cuda),)
 
 
-def _with_memory(ability: Ability, packages: dict[str, str | None], cuda: str) -> Ability:
+#: Asks for device memory as an engine's runner does, and prints why there is none.
+_TRY_MEMORY = """
+import json, os, sys
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+sys.path[:] = json.loads(sys.argv[1])
+from trtpipe.errors import MissingError
+from trtpipe.trt.memory import open_memory
+try:
+    open_memory().close()
+except MissingError as error:
+    print(str(error).partition(" Install one:")[0], file=out)
+"""
+
+
+def no_memory() -> str:
+    """Why nothing that is installed gives device memory, tried in a process of its own; empty where something does."""
+    command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
+
+
+def _with_memory(ability: Ability, cuda: str) -> Ability:
     """The ability to run an engine, which also needs a package that allocates device memory with a driver of `cuda`."""
-    installed = [name for name in get_args(Provider) if packages[name]]
-    why = outdated_driver("cuda-python", cuda, flavour.parse_version(packages["cuda-python"] or "0")[0])
-    if not installed:
-        reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
-        return Ability(ability.what, False, reason, memory_command(cuda))
-    if installed == ["cuda-python"] and why:
-        reason = f"cuda-python alone gives it device memory, and {why}"
-        return Ability(ability.what, False, reason, memory_command(cuda))
-    return ability
+    why = no_memory()
+    return Ability(ability.what, False, why, memory_command(cuda)) if why else ability
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -227,7 +249,7 @@ def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str |
     if torch2trt is None:
         return first, Ability(what, False, "torch2trt is not installed", install_command("torch2trt"))
     if not release:
-        return first, Ability(what, False, "TensorRT is not installed", install_command("tensorrt"))
+        return first, Ability(what, False, "TensorRT is not installed")
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 

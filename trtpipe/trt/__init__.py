@@ -8,6 +8,7 @@ __all__ = [
     "flavour",
     "formats",
     "implicit",
+    "install",
     "isolated",
     "memory",
     "monitor",

@@ -229,6 +229,17 @@ def refusals(
     return tuple(problems)
 
 
+def releases_wanted(compute_capability: str, version: str) -> str:
+    """The releases of TensorRT proper that build for GPUs of this compute capability, like "10.8 or later", where
+    `version` is none of them; else ""."""
+    abilities = BY_CAPABILITY.get(compute_capability)
+    since, until = abilities.releases if abilities else ("", "")
+    number = parse_version(version)
+    if (not since or number >= parse_version(since)) and (not until or number < parse_version(until)):
+        return ""
+    return f"{since} or later" if since else f"before {until}"
+
+
 def too_old_or_new(title: str, compute_capability: str, version: str) -> tuple[tuple[str, str], ...]:
     """The same for a GPU that this release of TensorRT proper does not build for.
 
@@ -237,14 +248,9 @@ def too_old_or_new(title: str, compute_capability: str, version: str) -> tuple[t
         compute_capability: its own.
         version: of TensorRT, like "10.3.0".
     """
-    abilities = BY_CAPABILITY.get(compute_capability)
-    if abilities is None:
+    wanted = releases_wanted(compute_capability, version)
+    if not wanted:
         return ()
-    since, until = abilities.releases
-    number = parse_version(version)
-    if (not since or number >= parse_version(since)) and (not until or number < parse_version(until)):
-        return ()
-    wanted = f"{since} or later" if since else f"before {until}"
     message = (
         f"{title} (compute capability {compute_capability}) must have TensorRT {wanted} (got {version}). "
         "Build with such a release."

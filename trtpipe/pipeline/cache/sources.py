@@ -28,25 +28,53 @@ def imported(source: bytes, name: str, package: bool) -> list[str]:
 
 
 def environment_variables(source: bytes) -> tuple[str, ...]:
-    """Names of the environment variables that a source reads: of `environ["X"]`, `environ.get("X")`, `getenv("X")`."""
+    """Names of the environment variables that a source reads, "some" where it takes them from the environment in a way
+    that does not show which: any mention of `environ`, `getenv` or `expandvars` counts that does not only set one.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return ()
     names: list[str] = []
+    named: set[ast.AST] = set()  # mentions whose variable is known; a node comes before those inside it
     for node in ast.walk(tree):
-        holder: ast.expr | None = None
-        key: ast.expr | None = None
-        if isinstance(node, ast.Subscript):
-            holder, key = node.value, node.slice
-        elif isinstance(node, ast.Call) and node.args:
-            function = node.func
-            holder = function.value if isinstance(function, ast.Attribute) and function.attr == "get" else function
-            key = node.args[0]
-        word = getattr(holder, "attr", None) or getattr(holder, "id", None)
-        if word in ("environ", "getenv"):
-            names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names += ["some" for alias in node.names if alias.name in _ENVIRONMENT and alias.asname]
+            continue
+        holder, key = _asked(node)
+        if _word(holder) in _ENVIRONMENT:
+            assert holder is not None
+            named.add(holder)
+            if not isinstance(node, ast.Subscript) or isinstance(node.ctx, ast.Load):
+                names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
+        elif _word(node) in _ENVIRONMENT and node not in named:
+            names.append("some")
+        elif _word(node) == "expanduser" or (_word(node) == "home" and _word(getattr(node, "value", None)) == "Path"):
+            names.append("HOME")
     return tuple(dict.fromkeys(names))
+
+
+#: What gives environment variables, in os and os.path.
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "expandvars"}
+
+
+def _asked(node: ast.AST) -> tuple[ast.AST | None, ast.expr | None]:
+    """What is asked for a variable, and which: `environ["X"]`, `environ.get("X")`, `getenv("X")`, `"X" in environ`."""
+    if isinstance(node, ast.Subscript):
+        return node.value, node.slice
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+        return node.comparators[0], node.left
+    if isinstance(node, ast.Call) and node.args:
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr in ("get", "pop", "setdefault"):
+            return function.value, node.args[0]
+        return (None, None) if _word(function) == "expandvars" else (function, node.args[0])
+    return None, None
+
+
+def _word(node: ast.AST | None) -> str:
+    """The last name of `os.environ`, or of `environ`."""
+    return str(getattr(node, "attr", None) or getattr(node, "id", ""))
 
 
 def has_native_code(package: str) -> bool:

@@ -1,0 +1,58 @@
+"""The command that installs a TensorRT which a machine's driver and GPU can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trtpipe.packages import distributions, install_command, versions
+from trtpipe.trt.flavour import FlavourName, parse_version
+from trtpipe.trt.platforms import BY_CAPABILITY
+
+#: Releases that the commands choose among, best first: [since, until).
+_SPANS: Mapping[FlavourName, Sequence[tuple[str, str]]] = {
+    "tensorrt": (("11.0", "12"), ("10.3", "11")),
+    "tensorrt_rtx": (("1.7.1", "1.8"),),
+}
+#: Major of CUDA -> what there is for it on PyPI: flavour -> [first release, first that is no more).
+_WHEELS: Mapping[int, Mapping[FlavourName, tuple[str, str]]] = {
+    11: {"tensorrt": ("10.0.1", "10.14")},
+    12: {"tensorrt": ("10.0.1", ""), "tensorrt_rtx": ("1.4", "")},
+    13: {"tensorrt": ("10.13.2", ""), "tensorrt_rtx": ("1.4", "")},
+}
+
+
+def tensorrt_command(target: FlavourName, cuda: str = "", compute_capability: str = "", *, jetson: bool = False) -> str:
+    """The command that installs it; "" where PyPI has none that this driver and this GPU can use.
+
+    Args:
+        target: which TensorRT.
+        cuda: of the driver, like "12.6"; "" where it is not known.
+        compute_capability: of the GPU, like "8.9"; "" where it is not known.
+        jetson: whether this is a Jetson, whose TensorRT comes with JetPack.
+    """
+    if jetson or not cuda:
+        return install_command(target)
+    abilities = BY_CAPABILITY.get(compute_capability)
+    since, until = abilities.releases if abilities and target == "tensorrt" else ("", "")
+    for major in sorted(_WHEELS, reverse=True):
+        first, last = _WHEELS[major].get(target, ("", "0"))
+        if major > parse_version(cuda)[0]:
+            continue
+        for lowest, below in _SPANS[target]:
+            lower = max(filter(None, (lowest, since, first)), key=parse_version)
+            upper = min(filter(None, (below, until, last)), key=parse_version)
+            if parse_version(lower) < parse_version(upper):
+                return _in_place_of(target, f"{distribution(target, major)}>={lower},<{upper}")
+    return ""
+
+
+def distribution(target: str, cuda_major: int) -> str:
+    """The distribution of a TensorRT for one major of CUDA, like tensorrt-rtx-cu12."""
+    return f"{target.replace('_', '-')}-cu{cuda_major}"
+
+
+def _in_place_of(target: FlavourName, requirement: str) -> str:
+    """The command that installs a requirement after what is installed of a target: both would hold the same files."""
+    there = versions(distributions(target))
+    away = f"pip uninstall -y {' '.join(there)} && " if there else ""
+    return f"{away}pip install '{requirement}'"
