@@ -95,8 +95,8 @@ def build(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("trtpipe.pipeline.validate.unimportable", lambda module: None)  # it is made up
     real = packages.package
 
-    def run(name, capability, release, *settings):
-        machine = Driver("12.6", (Gpu(0, name, capability, 8 << 30),))
+    def run(name, capability, release, *settings, cuda="12.6"):
+        machine = Driver(cuda, (Gpu(0, name, capability, 8 << 30),))
         monkeypatch.setattr(driver, "probe", lambda: machine)
         here = packages.Package("tensorrt", release)
         monkeypatch.setattr(packages, "package", lambda module: here if module == "tensorrt" else real(module))
@@ -129,6 +129,26 @@ def test_a_job_for_tensorrt(build, platform, gpu, capability, release, strong, w
     assert (code, problems) == (0, [])
     tensorrt = Flavour("tensorrt", None, release, flavour.expected("tensorrt", release))
     assert weakly_typed(tensorrt, planned.build) == (job in weak.split())
+
+
+def test_a_job_for_another_machine_is_refused_before_anything_runs(build):
+    settings = ("build.target=tensorrt", "build.compute_capability=[]", "build.platform=jetson_agx_orin")
+    code, planned, problems = build("NVIDIA L4", "8.9", "10.3.0", *settings, *JOBS["fp16"])
+    assert (code, planned, problems) == (2, None, [
+        "build.platform: Jetson AGX Orin, of compute capability 8.7, must be where the engine is built (got NVIDIA L4, "
+        "8.9). Build it there.",
+    ])  # fmt: skip
+
+
+def test_a_tensorrt_for_a_later_driver_is_refused_before_anything_runs(build, monkeypatch):
+    monkeypatch.setattr("trtpipe.pipeline.validate.cuda_major", lambda module: 13)
+    settings = ("build.target=tensorrt", "build.compute_capability=[]", *JOBS["fp16"])
+    code, planned, problems = build("NVIDIA L4", "8.9", "10.16.1.11", *settings)
+    assert (code, planned, problems) == (3, None, [
+        "build.target: what is installed of tensorrt must have a driver of CUDA 13 (got CUDA 12.6). Update the driver, "
+        "or install what trtpipe doctor names.",
+    ])  # fmt: skip
+    assert build("NVIDIA L4", "8.9", "10.16.1.11", *settings, cuda="13.0")[0] == 0
 
 
 @pytest.mark.parametrize(("platform", "gpu", "capability"), sorted({row[:3] for row in MACHINES}))

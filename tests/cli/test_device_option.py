@@ -61,7 +61,6 @@ def test_one_gpu_is_left_to_every_library(monkeypatch, value, visible, wanted):
     [
         ("gpu", "--device must be cpu, cuda or cuda:N (got gpu)."),
         ("cuda:", "--device must be cpu, cuda or cuda:N (got cuda:)."),
-        ("cuda:2", "--device must be one of the 2 GPUs of CUDA_VISIBLE_DEVICES (got cuda:2)."),
     ],
 )
 def test_what_is_no_device(monkeypatch, value, message):
@@ -70,6 +69,16 @@ def test_what_is_no_device(monkeypatch, value, message):
         seen.main(["--device", value], standalone_mode=False)
     assert raised.value.message == message
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize(("visible", "number"), [("0,1", 2), ("", 0), ("GPU-6f4e", 1)])
+def test_a_gpu_that_the_process_may_not_see(monkeypatch, visible, number):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    count = len(list(filter(None, visible.split(","))))
+    with pytest.raises(MissingError) as raised:
+        seen.main(["--device", f"cuda:{number}"], standalone_mode=False)
+    assert str(raised.value) == (f"--device: must be one of the {count} GPUs of CUDA_VISIBLE_DEVICES (got {number}).")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
 @pytest.mark.parametrize("value", ["cuda", "cuda:1"])

@@ -9,7 +9,7 @@ import pytest
 
 from trtpipe.cli.main import main
 from trtpipe.trt import driver
-from trtpipe.trt.driver import Driver
+from trtpipe.trt.driver import Driver, Gpu
 
 
 @pytest.mark.parametrize("tag", ["two words", "a,b", "tab\tin"])
@@ -26,7 +26,8 @@ def test_a_worker_of_a_gpu_that_is_not_there_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would join the fleet as a machine without one."""
-    monkeypatch.setenv(driver.VISIBLE, "0,1")  # put back afterwards, too
+    monkeypatch.setenv(driver.VISIBLE, "x")  # put back afterwards, too
+    monkeypatch.delenv(driver.VISIBLE)
     monkeypatch.setattr(
         driver, "probe", lambda: Driver(problem=f"{driver.VISIBLE}={os.environ[driver.VISIBLE]} leaves no GPU")
     )
@@ -38,3 +39,18 @@ def test_a_worker_of_a_gpu_that_is_not_there_is_refused(
         "without one.\n"
     )
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("visible", "number"), [("0,1", 5), ("", 0), ("GPU-6f4e", 1)])
+def test_a_worker_of_a_gpu_that_the_process_may_not_see_is_refused(
+    visible: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared machine it is another's."""
+    monkeypatch.setenv(driver.VISIBLE, visible)
+    monkeypatch.setattr(driver, "probe", lambda: Driver("13.0", (Gpu(0, "NVIDIA H100", "9.0", 1 << 36),)))
+    ended = main(["worker", "tcp://127.0.0.1:1", "--gpu", str(number), "--cache", str(tmp_path / "cache")])
+    count = len(list(filter(None, visible.split(","))))
+    assert (ended, capsys.readouterr().err) == (
+        3, f"--gpu: must be one of the {count} GPUs of CUDA_VISIBLE_DEVICES (got {number}).\n",
+    )  # fmt: skip
+    assert os.environ[driver.VISIBLE] == visible

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import onnx
 import pytest
 import shipping
+from onnx import numpy_helper
 
 from trtpipe.bundle.format import read_bundle, write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents
@@ -17,15 +21,15 @@ GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
 PLAN = b"ftrt" + bytes(20) + bytes((10, 3, 0)) + bytes(10)
 
 
-def kit(path, **changes):
+def kit(path, graph=GRAPH, **changes):
     made = {"build": Build(target="tensorrt", refit="all"), "kind": "kit", "engine": None} | changes
-    contents = kit_contents(shipping.manifest(**made), GRAPH, shipping.golden_data(), b"{}\n", {})
+    contents = kit_contents(shipping.manifest(**made), graph, shipping.golden_data(), b"{}\n", {})
     return write_bundle(path, *contents)
 
 
-def bundle(path, **changes):
+def bundle(path, *notes, **changes):
     before = kit(path / "kit", **changes)
-    engine = Engine(PLAN, "tensorrt", "10.3.0", ("8.7",), GRAPH.inputs, GRAPH.outputs, GRAPH)
+    engine = Engine(PLAN, "tensorrt", "10.3.0", ("8.7",), GRAPH.inputs, GRAPH.outputs, GRAPH, notes=notes)
     made = bundle_contents(before, engine, check=None, fingerprint="", environment={})
     return write_bundle(path / "old", *made)
 
@@ -34,9 +38,9 @@ def bundle(path, **changes):
 def here(monkeypatch):
     """A machine on which the engine's GPU is, but where nothing is executed: what was refitted."""
     seen = []
-    monkeypatch.setattr(line, "refitted", lambda engine, onnx: seen.append((engine, onnx)) or PLAN + b"new")
+    monkeypatch.setattr(line, "refitted", lambda *given, **how: seen.append((given, how)) or PLAN + b"new")
     monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
-    monkeypatch.setattr(kits, "require_fit", lambda *_: (None, None))
+    monkeypatch.setattr(kits, "require_fit", lambda *_: None)
     return seen
 
 
@@ -50,7 +54,7 @@ def test_the_bundle_has_the_refitted_engine_and_the_kits_graph_and_data(tmp_path
     before, weights = bundle(tmp_path / "a"), kit(tmp_path / "k", weights_digest="f" * 64)
     assert run(tmp_path, "-q") == 0
     made = read_bundle(tmp_path / "out" / before.manifest.name)
-    assert here == [(PLAN, GRAPH.data)]
+    assert here == [((PLAN, GRAPH.data), {"marked": (), "version_compatible": False})]
     assert made.read("model.engine") == PLAN + b"new"
     assert made.manifest.weights_digest == "f" * 64
     assert made.manifest.files["model.onnx"] == weights.manifest.files["model.onnx"]
@@ -58,6 +62,22 @@ def test_the_bundle_has_the_refitted_engine_and_the_kits_graph_and_data(tmp_path
     assert f"refitted: the engine was built with the weights {digest[:16] if digest else 'of no known digest'}" in (
         made.manifest.notes
     )
+
+
+def test_of_individual_weights_the_changed_ones_have_to_be_marked_and_the_fixed_ones_stay_said(tmp_path, here):
+    build = Build(target="tensorrt", refit="individual", version_compatible=True)
+    note = "build.refit: 1 of 2 weights cannot be changed: b"
+    before = bundle(tmp_path / "a", note, "another", build=build)
+    model = onnx.load_from_string(GRAPH.data)
+    weight = model.graph.initializer[0]
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + 1, weight.name))
+    other = dataclasses.replace(GRAPH, data=model.SerializeToString())
+    kit(tmp_path / "k", graph=other, build=build)
+    assert run(tmp_path, "-q") == 0
+    assert here == [((PLAN, other.data), {"marked": (weight.name,), "version_compatible": True})]
+    notes = read_bundle(tmp_path / "out" / before.manifest.name).manifest.notes
+    assert note in notes
+    assert "another" not in notes
 
 
 def test_a_stripped_engine_takes_the_weights_when_it_is_loaded(tmp_path, here):

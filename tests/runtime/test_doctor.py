@@ -106,7 +106,28 @@ def test_a_gpu_without_tensorrt(machine):
 def test_torch2trt_and_tensorrt_11(machine):
     found = machine(L4, {"tensorrt": ELEVEN})
     assert not can(found)["build by route torch2trt"]
-    assert why(found, "torch2trt") == "torch2trt needs TensorRT 8 to 10, and 11.4.0.106 is here"
+    assert why(found, "torch2trt") == (
+        "torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses (got 11.4.0.106)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("frontend", "release", "said"),
+    [
+        (("tensorrt", "torch-tensorrt", "2.14.0"), "10.3.0",
+         "torch_tensorrt must have TensorRT 11, which Torch-TensorRT 2.14 is built for (got 10.3.0)"),
+        (("tensorrt", "torch-tensorrt", "2.13.0"), "11.4.0.106",
+         "torch_tensorrt must be version 2.14, whose arguments are known (got 2.13.0)"),
+        (("tensorrt", "torch-tensorrt", "2.14.0"), "11.4.0.106", ""),
+    ],
+)  # fmt: skip
+def test_a_route_is_judged_as_the_jobs_that_take_it_are(machine, monkeypatch, frontend, release, said):
+    machine(L4, {"tensorrt": ("tensorrt-cu12", release)})
+    monkeypatch.setattr(doctor.route_options, "installed_frontend", lambda: Frontend(*frontend))
+    found = doctor.examine()
+    assert can(found)["build by route torch_tensorrt"] is not bool(said)
+    if said:
+        assert why(found, "route torch_tensorrt") == said
 
 
 def test_nobody_gives_device_memory(machine):
@@ -175,8 +196,18 @@ def test_a_jetson(machine):
     assert found.system == "linux aarch64"
     assert "JetPack 6 has TensorRT 8.6 or 10.3" in found.notes
     assert any("they must come from the system" in note for note in found.notes)
-    assert why(found, "build an engine (target tensorrt_rtx)").startswith("TensorRT-RTX is made for x86-64")
+    assert why(found, "build an engine (target tensorrt_rtx)").startswith("there is no TensorRT-RTX for Jetsons")
     assert doctor.lines(found)[0].endswith("linux aarch64, a Jetson")
+
+
+@pytest.mark.parametrize(("cuda", "command"), [("13.0", "pip install 'tensorrt-rtx-cu13>=1.7.1,<1.8'"), ("12.6", "")])
+def test_tensorrt_rtx_on_an_arm_machine(machine, monkeypatch, cuda, command):
+    """A DGX Spark: there are wheels for aarch64, for CUDA 13 alone."""
+    monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
+    spark = Driver(cuda, (Gpu(0, "NVIDIA GB10", "12.1", 119 << 30),))
+    found = machine(spark, {"tensorrt": TEN}, processor="aarch64", jetson=False)
+    assert why(found, "build an engine (target tensorrt_rtx)") == "tensorrt-rtx is not installed"
+    assert [c for c in found.commands if "tensorrt-rtx-cu" in c] == ([command] if command else [])
 
 
 def test_releases_too_old(machine):

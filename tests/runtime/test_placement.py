@@ -54,6 +54,37 @@ def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
         )
 
 
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The plans of which TensorRT-RTX is asked whether the GPU here runs them; it does."""
+    return asking(monkeypatch, "")
+
+
+def asking(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[bytes]:
+    plans: list[bytes] = []
+
+    def invalid_here(plan: bytes) -> str:
+        plans.append(plan)
+        return answer
+
+    monkeypatch.setattr(executor, "invalid_here", invalid_here)
+    return plans
+
+
+@pytest.mark.parametrize("why", ["", "the plan is not valid for this GPU"])
+@pytest.mark.parametrize("here", ["8.9", "9.0", "10.0"])
+def test_of_a_gpu_that_nobody_knows_tensorrt_rtx_is_asked(here: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a portable engine runs on Hopper is not written anywhere; where it does not, its graph is executed."""
+    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
+    plans, engine = asking(monkeypatch, why), built("tensorrt_rtx", ())
+    _, executed = executor.open_engine(engine)
+    unknown = here not in RTX_COMPUTE_CAPABILITIES
+    assert plans == ([engine.data] if unknown else [])
+    assert executed == ("graph" if why and unknown else "engine")
+    said = "the graph was executed, as the engine does not run on this machine: the plan is not valid for this GPU"
+    assert executor.graph_notes(engine, executed) == ((said,) if executed == "graph" else ())
+
+
 @pytest.mark.parametrize("least", [None, "8.9", "12.0"])
 @pytest.mark.parametrize("here", GPUS)
 def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(

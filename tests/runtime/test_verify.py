@@ -225,7 +225,7 @@ def test_another_onnxruntime_is_remarked_and_not_refused() -> None:
     assert problems(bundle, older) == ()
     assert remarks(bundle, older) == (
         "ONNX Runtime is 1.19.2 here and was 1.20.0 when the bundle was checked: outputs may differ in a few samples. "
-        "The golden check below measures it.",
+        "The golden check measures it.",
     )
     assert remarks(bundle, replace(older, versions={"onnxruntime": "1.20.1"})) == ()
     assert remarks(manifest(), older) == ()
@@ -269,6 +269,15 @@ def test_a_kit_is_held_against_its_compiler() -> None:
         "install tensorrt-cu12 of the same release instead.",
     )
     assert problems(kit, ORIN) == ()
+    here = replace(GPU_86, versions={"tensorrt": "8.6.1"})
+    assert problems(kit.model_copy(update={"opset": 20}), here) == (
+        "onnx: TensorRT 8.6.1 parses opset 17 at most (got 20). Prepare the kit for it: trtpipe prepare --for 8.6.1.",
+    )
+    elsewhere = kit.model_copy(update={"build": Build(target="tensorrt", platform="l4")})
+    assert problems(elsewhere, ORIN) == (
+        "build.platform: L4, of compute capability 8.9, must be where the engine is built (got Orin, 8.7). Build it "
+        "there.",
+    )
     assert problems(kit, replace(ORIN, versions={})) == (
         "runtime: TensorRT is not installed, and this kit is built with it. "
         "Install it (on a Jetson it comes with JetPack).",
@@ -341,7 +350,7 @@ def test_machine_names_are_one_spelling() -> None:
     ("seen", "problem", "remark"),
     [
         (None, "", "H100: TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is "
-         "not known. The golden check below will say."),
+         "not known. The golden check says it."),
         ((True, ""), "", "H100: TensorRT-RTX does not name compute capability 9.0; a portable engine runs there."),
         ((False, "INVALID"), "compute capability: TensorRT-RTX does not run its engines on this GPU (H100: "
          "TensorRT-RTX does not name compute capability 9.0; a portable engine does not run there (INVALID)). "

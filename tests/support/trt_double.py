@@ -21,7 +21,7 @@ VERSIONS = {"tensorrt": "10.16.1", "tensorrt_rtx": "1.7.1"}
 PROFILES = (((1, 3), (2, 3), (3, 3)), ((4, 3), (4, 3), (8, 3)))
 DataType = Enum("DataType", ["FLOAT", "HALF"])
 TensorIOMode = Enum("TensorIOMode", ["INPUT", "OUTPUT"])
-EngineValidity = Enum("EngineValidity", ["VALID"])
+EngineValidity = Enum("EngineValidity", ["VALID", "SUBOPTIMAL", "INVALID"])
 
 
 def plan(name):
@@ -64,7 +64,8 @@ class Runtime(Thing):
         self._world = world
 
     def get_engine_validity(self, buffer):
-        return self._do("get_engine_validity", (), (EngineValidity.VALID, 0), lambda: (EngineValidity.VALID, 0))
+        valid = EngineValidity.VALID, 0
+        return self._do("get_engine_validity", (), valid, lambda: (self._world.validity, 0))
 
     def deserialize_cuda_engine(self, serialized_engine):
         return self._do("deserialize_cuda_engine", (), None, lambda: Engine(self._cuda, self._world, self))
@@ -186,7 +187,7 @@ class Context(Thing):
         return True
 
 
-def flavour(cuda, name="tensorrt", *, decides=False, dropped=0):
+def flavour(cuda, name="tensorrt", *, decides=False, dropped=0, validity=EngineValidity.VALID):
     """The flavour whose module this is; its `world` can be changed while an engine is open.
 
     Args:
@@ -194,9 +195,10 @@ def flavour(cuda, name="tensorrt", *, decides=False, dropped=0):
         name: "tensorrt" or "tensorrt_rtx".
         decides: only the execution decides how many rows y has.
         dropped: the last rows of x that y then has no row for.
+        validity: what TensorRT-RTX says of a plan on the GPU here.
     """
     base = type("Base", (), {})
-    world = SimpleNamespace(decides=decides, dropped=dropped, says_shapes=True)
+    world = SimpleNamespace(decides=decides, dropped=dropped, says_shapes=True, validity=validity)
 
     def runtime(logger):
         cuda.entered("Runtime")

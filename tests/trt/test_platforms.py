@@ -69,7 +69,9 @@ def test_int8_of_a_jetson_nano():
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_what_ends_before_tensorrt_8_6_is_refused_whatever_it_is_asked(name):
     found = [path for path, _ in refusals(PLATFORMS[name], Precision(), dla=False)]
-    assert found == (["build.platform"] if name in ("jetson_nano", "jetson_tx2") else [])
+    assert found == (
+        ["build.platform"] if name in ("jetson_nano", "jetson_tx2", "jetson_xavier_nx", "jetson_agx_xavier") else []
+    )
 
 
 def test_dla_where_there_is_none():

@@ -115,6 +115,6 @@ def test_require(monkeypatch):
 
 def test_a_gpu_is_one_of_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(driver.VISIBLE, raising=False)
-    assert (driver.listed(), driver.visible(1)) == (None, "1")
+    assert (driver.listed(), driver.visible(1, "--gpu")) == (None, "1")
     monkeypatch.setenv(driver.VISIBLE, "3, 5")
-    assert (driver.listed(), driver.visible(0), driver.visible(1)) == (("3", "5"), "3", "5")
+    assert (driver.listed(), driver.visible(0, "--gpu"), driver.visible(1, "--gpu")) == (("3", "5"), "3", "5")

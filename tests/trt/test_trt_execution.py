@@ -292,6 +292,23 @@ def test_nothing_is_lost_whichever_call_fails(make, name, decides, cuda_graph, f
 UNREFUSABLE = {"Runtime", "get_engine_validity", "get_tensor_shape"}
 
 
+@pytest.mark.parametrize("validity", trt_double.EngineValidity)
+def test_tensorrt_rtx_says_whether_a_gpu_runs_a_plan(make, validity):
+    runner, _, _ = make(name="tensorrt_rtx", validity=validity)
+    why = runtime.invalid_here(trt_double.plan("tensorrt_rtx"))
+    if validity.name == "INVALID":
+        assert re.fullmatch(r"the plan is not valid for this GPU \(TensorRT-RTX 1\.7\.1 says INVALID, 0; .*\)", why)
+        with pytest.raises(
+            MissingError, match=rf"^engine: {re.escape(why)}\. Build the engine for this GPU's compute capab"
+        ):
+            runner.__enter__()
+        return
+    assert why == ""
+    with runner:
+        said = [note for note in runner.notes if "may be slower on this GPU than one built for it" in note]
+        assert bool(said) == (validity.name == "SUBOPTIMAL")
+
+
 def test_an_error_that_is_kept_keeps_no_context(make):
     runner, cuda, _ = make()
     cuda.failing["execute_async_v3"] = 999

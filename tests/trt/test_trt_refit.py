@@ -122,15 +122,26 @@ class Trt:
 
     def __init__(self, **answers):
         self.seen = []
-        self.answers = {"engine": True, "refittable": True, "weights": True, "refit": True, "plan": b"new"} | answers
+        self.answers = {
+            "names": ["w"],
+            "engine": True,
+            "refittable": True,
+            "weights": True,
+            "refit": True,
+            "plan": b"new",
+        } | answers
         base = type("Base", (), {})
         engine = SimpleNamespace(
             refittable=self.answers["refittable"], serialize=lambda: self.say("serialize", self.answers["plan"])
         )
-        runtime = SimpleNamespace(
-            deserialize_cuda_engine=lambda plan: self.say("deserialize", engine if self.answers["engine"] else None)
+        self.runtime = runtime = SimpleNamespace(
+            deserialize_cuda_engine=lambda plan: self.say("deserialize", engine if self.answers["engine"] else None),
+            engine_host_code_allowed=False,
         )
-        refitter = SimpleNamespace(refit_cuda_engine=lambda: self.say("refit", self.answers["refit"]))
+        refitter = SimpleNamespace(
+            refit_cuda_engine=lambda: self.say("refit", self.answers["refit"]),
+            get_all_weights=lambda: self.answers["names"],
+        )
         parser = SimpleNamespace(refit_from_bytes=lambda onnx: self.say(("weights", onnx), self.answers["weights"]))
         self.module = SimpleNamespace(
             ILogger=base,
@@ -160,6 +171,25 @@ def test_an_engine_is_loaded_refitted_and_serialized(tensorrt):
     trt = tensorrt()
     assert refitted(PLAN, b"onnx") == b"new"
     assert trt.seen == ["deserialize", ("weights", b"onnx"), "refit", "serialize"]
+    assert trt.runtime.engine_host_code_allowed is False
+
+
+def test_a_version_compatible_engine_may_run_the_code_that_it_brings(tensorrt):
+    trt = tensorrt()
+    assert refitted(PLAN, b"onnx", version_compatible=True) == b"new"
+    assert trt.runtime.engine_host_code_allowed is True
+
+
+def test_weights_that_were_not_marked_cannot_be_given(tensorrt):
+    """The parser passes over them: the engine would go on with its old ones, beside the others' new ones."""
+    tensorrt()
+    assert refitted(PLAN, b"onnx", marked=("w",)) == b"new"
+    with pytest.raises(InputError) as raised:
+        refitted(PLAN, b"onnx", marked=("w", "e", "d", "c", "b"))
+    assert str(raised.value) == (
+        "engine: b, c, d and 1 more must be the engine's own, as TensorRT cannot change it there. Prepare the kit from "
+        "the same model with other weights."
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,9 +221,9 @@ def test_a_plan_of_another_release_and_a_machine_without_a_gpu(tensorrt, monkeyp
 def test_the_stand_ins_calls_are_tensorrts_own():
     trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     for kind, names in {
-        "ICudaEngine": ("refittable", "serialize"), "Refitter": ("refit_cuda_engine",),
+        "ICudaEngine": ("refittable", "serialize"), "Refitter": ("refit_cuda_engine", "get_all_weights"),
         "OnnxParserRefitter": ("refit_from_bytes",), "INetworkDefinition": ("mark_weights_refittable",),
-        "Runtime": ("deserialize_cuda_engine",),
+        "Runtime": ("deserialize_cuda_engine", "engine_host_code_allowed"),
     }.items():  # fmt: skip
         for name in names:
             assert hasattr(getattr(trt, kind), name), f"{kind}.{name}"

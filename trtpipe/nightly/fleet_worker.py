@@ -145,7 +145,7 @@ def serve(
         raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
-        os.environ[driver.VISIBLE] = driver.visible(gpu)
+        os.environ[driver.VISIBLE] = driver.visible(gpu, "--gpu")
         if problem := driver.probe().problem:
             raise MissingError(
                 f"--gpu: must be a GPU of this machine (got {gpu}; {problem}). Leave it out for a worker without one."

@@ -197,7 +197,7 @@ def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: i
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
-        os.environ[driver.VISIBLE] = driver.visible(gpu)
+        os.environ[driver.VISIBLE] = driver.visible(gpu, "workers")
     if log is not None:
         _write_to(log)
     memory = Memory()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.replay import bundle_to_replay
 from trtpipe.runtime.compatibility import admit
-from trtpipe.trt.refit import refitted
+from trtpipe.trt.refit import changed_weights, refitted
 from trtpipe.values import Engine
 
 if TYPE_CHECKING:
@@ -92,9 +93,14 @@ def _engine(before: Bundle, graph: OnnxModel) -> Engine:
     manifest = before.manifest
     about = manifest.engine
     assert about is not None
-    data = before.read(about.file)
+    data, build = before.read(about.file), manifest.build
+    own = build.refit == "individual" and GRAPH in manifest.files
+    if not build.strip_plan:
+        marked = changed_weights(graph.data, before.read(GRAPH)) if own else ()
+        data = refitted(data, graph.data, marked=marked, version_compatible=build.version_compatible)
+    fixed = (note for note in manifest.notes if note.startswith("build.refit: "))
     return Engine(
-        data=data if manifest.build.strip_plan else refitted(data, graph.data),
+        data=data,
         target=about.target,
         version=about.version,
         compute_capabilities=about.compute_capabilities,
@@ -103,7 +109,7 @@ def _engine(before: Bundle, graph: OnnxModel) -> Engine:
         outputs=graph.outputs,
         graph=graph,
         options=dict(about.options),
-        notes=(f"refitted: the engine was built with the weights {_short(manifest.weights_digest)}",),
+        notes=(f"refitted: the engine was built with the weights {_short(manifest.weights_digest)}", *fixed),
     )
 
 

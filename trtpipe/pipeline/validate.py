@@ -25,10 +25,11 @@ from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import EXTRAS, install_command, not_installed, unimportable
+from trtpipe.packages import EXTRAS, cuda_major, install_command, not_installed, unimportable
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
+from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import needs_driver, refusals, without_driver
@@ -264,9 +265,13 @@ def _compiler(job: Job) -> _Problems:
 
 
 def _gpu_absent(job: Job) -> _Problems:
-    """What asks for a GPU in order to be built, where there is none."""
+    """What asks for a GPU in order to be built, where there is none, or one that what is installed cannot use."""
     target, route = job.build.target, job.build.route
-    if target == "onnxruntime" or not (gpu := driver.probe()).problem:
+    if target == "onnxruntime":
+        return
+    if not (gpu := driver.probe()).problem:
+        if target == "tensorrt" and (why := outdated_driver(target, gpu.cuda, cuda_major(target))):
+            yield "build.target", f"{why}. Update the driver, or install what trtpipe doctor names."
         return
     if job.check.require == "engine":
         yield "check.require", driver.absent(gpu, "leave out check.require: engine, and have the graph checked")
@@ -359,7 +364,7 @@ def _whatever_the_release(job: Job, version: str | None = None) -> _Problems:
 
 def _gpu(job: Job) -> _Problems:
     """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
-    if job.build.target != "tensorrt" or job.build.platform is not None:
+    if job.build.target != "tensorrt":
         return
     here = installed().get("tensorrt")
     for device in driver.probe().devices[:1]:

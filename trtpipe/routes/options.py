@@ -242,16 +242,15 @@ def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple
                 f"must be left out with build.allow_torch_fallback (got {shown(wanted[support.field])}): "
                 f"{WHOLE_ONLY[support.field]}. Remove one of the two.",
             )
-    if (
-        route == "torch_tensorrt"
-        and frontend is not None
-        and not re.match(rf"{re.escape(TORCH_TENSORRT)}(\.|$)", frontend)
-    ):
-        yield (
-            "build.route",
-            f"torch_tensorrt must be version {TORCH_TENSORRT}, whose arguments are known (got {frontend}). "
-            f"Run: {install_command(FRONTENDS.get(build.target, 'torch-tensorrt'))}",
-        )
+    if route == "torch_tensorrt" and frontend is not None and (why := unknown_frontend(frontend)):
+        yield "build.route", f"{why}. Run: {install_command(FRONTENDS.get(build.target, 'torch-tensorrt'))}"
+
+
+def unknown_frontend(version: str) -> str:
+    """Why this version of Torch-TensorRT is not used, a clause without a full stop; empty where it is."""
+    if re.match(rf"{re.escape(TORCH_TENSORRT)}(\.|$)", version):
+        return ""
+    return f"torch_tensorrt must be version {TORCH_TENSORRT}, whose arguments are known (got {version})"
 
 
 def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
@@ -272,12 +271,16 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
 
 def _release(build: Build, release: str | None) -> Iterator[tuple[str, str]]:
     """A release of the target that the route does not work with; one that is not known is not refused."""
-    needed = REQUIREMENTS[build.route].releases.get(build.target)
-    if needed is not None and release is not None and not needed.first <= parse_version(release) < needed.end:
-        yield (
-            "build.route",
-            f"build.route: {build.route} must have TensorRT {needed.said} (got {release}). Use build.route onnx.",
-        )
+    if release is not None and (why := unfit_release(build.route, build.target, release)):
+        yield "build.route", f"build.route: {why}. Use build.route onnx."
+
+
+def unfit_release(route: Route, target: str, release: str) -> str:
+    """Why a route does not work with a release of its target, a clause without a full stop; empty where it does."""
+    needed = REQUIREMENTS[route].releases.get(target)
+    if needed is None or needed.first <= parse_version(release) < needed.end:
+        return ""
+    return f"{route} must have TensorRT {needed.said} (got {release})"
 
 
 def _on_dla(job: Job) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import refusals
+from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
@@ -88,7 +89,7 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if engine.target == "onnxruntime" and here is not None and parse_version(here)[:2] != parse_version(then)[:2]:
         lines.append(
             f"ONNX Runtime is {here} here and was {then} when the bundle was checked: outputs may differ in "
-            "a few samples. The golden check below measures it."
+            "a few samples. The golden check measures it."
         )
     return tuple(lines)
 
@@ -98,7 +99,7 @@ def _rtx_remarks(device: Device) -> tuple[str, ...]:
     here = device.compute_capability
     if here is None or here in RTX_COMPUTE_CAPABILITIES or (support := rtx_support(here)).runs is False:
         return ()
-    after = "" if support.runs else ". The golden check below will say"
+    after = "" if support.runs else ". The golden check says it"
     return (f"{device.gpu}: {support.why}{after}.",)
 
 
@@ -231,7 +232,7 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     problems = _on_first_gpu(engine, device)
     for gpu in device.others if problems else ():
         if not _on_first_gpu(engine, replace(device, compute_capability=gpu.compute_capability, gpu=gpu.name)):
-            hint = f"Or use {gpu.name}, which is here too: set {driver.VISIBLE}={driver.visible(gpu.index)}."
+            hint = f"Or use {gpu.name}, which is here too: set {driver.VISIBLE}={driver.visible(gpu.index, 'gpu')}."
             return [f"{problem} {hint}" for problem in problems]
     return problems
 
@@ -311,6 +312,8 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if target == "onnxruntime":
         return ()
     version = device.versions[target]
+    if why := too_new_an_opset(target, version, manifest.opset):
+        return (why,)
     refused = refusals(manifest.build, manifest.precision, target, version)
     if target == "tensorrt" and device.compute_capability is not None:
         gpu = device.gpu, device.compute_capability, device.jetson

@@ -26,6 +26,7 @@ from trtpipe.packages import (
     version,
 )
 from trtpipe.routes import options as route_options
+from trtpipe.routes.options import FRONTENDS
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver, memory_command
@@ -121,9 +122,12 @@ def examine() -> Diagnosis:
         abilities=(
             _importable(_capture(packages), CAPTURE, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
-            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts)),
+            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, jetson=jetson)),
             *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, jetson=jetson)),
-            *(_importable(a, ("torch", "torch_tensorrt"), failed) for a in _routes(gpu, tensorrts, packages)),
+            *(
+                _importable(a, ("torch", "torch_tensorrt"), failed)
+                for a in _routes(gpu, tensorrts, packages, jetson=jetson)
+            ),
         ),
         notes=_notes(gpu, tensorrts, jetson),
     )
@@ -159,14 +163,11 @@ def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
-def _rtx(gpu: Driver, tensorrts: flavour.Installed) -> tuple[Ability, ...]:
+def _rtx(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tuple[Ability, ...]:
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
-    install = tensorrt_command("tensorrt_rtx", gpu.cuda)
+    install = tensorrt_command("tensorrt_rtx", gpu.cuda, jetson=jetson)
     if "tensorrt_rtx" not in tensorrts:
-        if machine_name(platform.machine()) != "x86_64":
-            reason = "TensorRT-RTX is made for x86-64 Linux and Windows alone"
-            return Ability(build, False, reason), Ability(run, False, reason)
-        reason = "tensorrt-rtx is not installed"
+        reason = "there is no TensorRT-RTX for Jetsons" if jetson else "tensorrt-rtx is not installed"
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
@@ -237,13 +238,15 @@ def _with_memory(ability: Ability, cuda: str) -> Ability:
     return Ability(ability.what, False, why, memory_command(cuda)) if why else ability
 
 
-def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
-    first = _torch_tensorrt(gpu, tensorrts, packages["torch"])
+def _routes(
+    gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None], *, jetson: bool
+) -> tuple[Ability, ...]:
+    first = _torch_tensorrt(gpu, tensorrts, packages["torch"], jetson=jetson)
     torch2trt = packages["torch2trt"]
     what = "build by route torch2trt"
     release = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
-    if release and flavour.parse_version(release) >= (11,):
-        return first, Ability(what, False, f"torch2trt needs TensorRT 8 to 10, and {release} is here")
+    if release and (why := route_options.unfit_release("torch2trt", "tensorrt", release)):
+        return first, Ability(what, False, why)
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
     if torch2trt is None:
@@ -253,7 +256,7 @@ def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str |
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
-def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None) -> Ability:
+def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None, *, jetson: bool) -> Ability:
     """Route torch_tensorrt needs a GPU even to build: Torch-TensorRT reads every engine back after building it."""
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
@@ -267,7 +270,12 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
     here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
     if here is None:
         reason = f"{frontend.distribution} {frontend.version} needs {frontend.target}, which is not installed"
-        return Ability(what, False, reason, install_command(frontend.target))
+        install = tensorrt_command(frontend.target, gpu.cuda, gpu.devices[0].compute_capability, jetson=jetson)
+        return Ability(what, False, reason, install)
+    if why := route_options.unknown_frontend(frontend.version):
+        return Ability(what, False, why, install_command(FRONTENDS[frontend.target]))
+    if why := route_options.unfit_release("torch_tensorrt", frontend.target, here):
+        return Ability(what, False, why)
     reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
     return Ability(what, True, reason)
 

@@ -23,7 +23,8 @@ from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
 from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
-from trtpipe.trt.runtime import EngineRunner, Specialization
+from trtpipe.trt.platforms import rtx_support
+from trtpipe.trt.runtime import EngineRunner, Specialization, invalid_here
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
 
 #: The relative L2 error on the golden samples may be this much larger than in the check: another release or CPU rounds
@@ -72,7 +73,12 @@ def not_executed_here(engine: Engine, device: Device | None = None) -> str:
     """
     if engine.target == "onnxruntime":
         return NO_ENGINE
-    return "; ".join(placement_problems(info_of(engine), device or this_device()))
+    device = device or this_device()
+    if problems := placement_problems(info_of(engine), device):
+        return "; ".join(problems)
+    here = device.compute_capability
+    unknown = engine.target == "tensorrt_rtx" and here is not None and rtx_support(here).runs is None
+    return invalid_here(engine.data) if unknown and not engine.fallback else ""
 
 
 def activation_memory(runner: check.Runner) -> int | None:

@@ -28,7 +28,7 @@ from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla, without_driver
-from trtpipe.trt.parser import newest_opset
+from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
 
 #: Warnings that say nothing about the engine; every other one goes into its notes.
@@ -76,12 +76,8 @@ def build_engine(
     )
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
-    newest = newest_opset(tensorrt.version) if tensorrt.name == "tensorrt" else None
-    if newest is not None and model.opset > newest:
-        raise InputError(
-            f"onnx: {tensorrt.title} parses opset {newest} at most (got {model.opset}). "
-            f"Prepare the kit for it: trtpipe prepare --for {tensorrt.version}."
-        )
+    if why := too_new_an_opset(tensorrt.name, tensorrt.version, model.opset):
+        raise InputError(why)
     watch = Watch(progress, build.log_level)
     libraries = {Path(p).name: Path(p).read_bytes() for p in build.plugins}
     try:
@@ -189,14 +185,6 @@ def _unfit(
     if build.target != "tensorrt" or gpu is None:
         return ()
     device = gpu.devices[0]
-    if build.platform is not None:
-        platform = platforms.PLATFORMS[build.platform]
-        if not platforms.same_capability(platform.compute_capability, device.compute_capability):
-            message = (
-                f"build.platform: {platform.title}, of compute capability {platform.compute_capability}, must be where "
-                f"the engine is built (got {device.name}, {device.compute_capability}). Build it there."
-            )
-            return (("build.platform", message),)
     found = device.name, device.compute_capability, driver.is_jetson()
     return platforms.refused_here(*found, build, precision, version)
 

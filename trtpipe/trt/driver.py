@@ -90,10 +90,16 @@ def listed() -> tuple[str, ...] | None:
     return None if names is None else tuple(n.strip() for n in names.split(",") if n.strip())
 
 
-def visible(index: int) -> str:
-    """What CUDA_VISIBLE_DEVICES has to be for that one of the GPUs that are visible now to be the only one."""
-    names = listed() or ()
-    return names[index] if index < len(names) else str(index)
+def visible(index: int, option: str) -> str:
+    """What CUDA_VISIBLE_DEVICES has to be for that one of the GPUs that are visible now to be the only one.
+
+    Raises:
+        MissingError: the process may not see so many; `option` is what the number was given by.
+    """
+    names = listed()
+    if names is not None and index >= len(names):
+        raise MissingError(f"{option}: must be one of the {len(names)} GPUs of {VISIBLE} (got {index}).")
+    return str(index) if names is None else names[index]
 
 
 def memory_command(cuda: str) -> str:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 
 from trtpipe.packages import distributions, install_command, versions
-from trtpipe.trt.flavour import FlavourName, parse_version
-from trtpipe.trt.platforms import BY_CAPABILITY
+from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
 
 #: Releases that the commands choose among, best first: [since, until).
-_SPANS: Mapping[FlavourName, Sequence[tuple[str, str]]] = {
+_SPANS: Mapping[str, Sequence[tuple[str, str]]] = {
     "tensorrt": (("11.0", "12"), ("10.3", "11")),
     "tensorrt_rtx": (("1.7.1", "1.8"),),
 }
 #: Major of CUDA -> what there is for it on PyPI: flavour -> [first release, first that is no more).
-_WHEELS: Mapping[int, Mapping[FlavourName, tuple[str, str]]] = {
+_WHEELS: Mapping[int, Mapping[str, tuple[str, str]]] = {
     11: {"tensorrt": ("10.0.1", "10.14")},
     12: {"tensorrt": ("10.0.1", ""), "tensorrt_rtx": ("1.4", "")},
     13: {"tensorrt": ("10.13.2", ""), "tensorrt_rtx": ("1.4", "")},
 }
+#: Of these, what has no wheels for aarch64.
+_X86_ALONE = {(12, "tensorrt_rtx")}
 
 
-def tensorrt_command(target: FlavourName, cuda: str = "", compute_capability: str = "", *, jetson: bool = False) -> str:
+def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", *, jetson: bool = False) -> str:
     """The command that installs it; "" where PyPI has none that this driver and this GPU can use.
 
     Args:
@@ -30,13 +33,16 @@ def tensorrt_command(target: FlavourName, cuda: str = "", compute_capability: st
         compute_capability: of the GPU, like "8.9"; "" where it is not known.
         jetson: whether this is a Jetson, whose TensorRT comes with JetPack.
     """
+    if jetson and target == "tensorrt_rtx":
+        return ""  # there is none for Jetsons
     if jetson or not cuda:
         return install_command(target)
     abilities = BY_CAPABILITY.get(compute_capability)
     since, until = abilities.releases if abilities and target == "tensorrt" else ("", "")
     for major in sorted(_WHEELS, reverse=True):
         first, last = _WHEELS[major].get(target, ("", "0"))
-        if major > parse_version(cuda)[0]:
+        lacking = (major, target) in _X86_ALONE and machine_name(platform.machine()) == "aarch64"
+        if major > parse_version(cuda)[0] or lacking:
             continue
         for lowest, below in _SPANS[target]:
             lower = max(filter(None, (lowest, since, first)), key=parse_version)
@@ -51,7 +57,7 @@ def distribution(target: str, cuda_major: int) -> str:
     return f"{target.replace('_', '-')}-cu{cuda_major}"
 
 
-def _in_place_of(target: FlavourName, requirement: str) -> str:
+def _in_place_of(target: str, requirement: str) -> str:
     """The command that installs a requirement after what is installed of a target: both would hold the same files."""
     there = versions(distributions(target))
     away = f"pip uninstall -y {' '.join(there)} && " if there else ""

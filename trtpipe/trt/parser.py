@@ -66,6 +66,17 @@ def newest_opset(release: str) -> int | None:
     return OPSET_8_6 if parse_version(release) < (10,) else None
 
 
+def too_new_an_opset(target: str, release: str, opset: int | None) -> str:
+    """Why this release of a target does not parse a graph of this opset; empty where it does, or where it has none."""
+    newest = newest_opset(release) if target == "tensorrt" else None
+    if newest is None or opset is None or opset <= newest:
+        return ""
+    return (
+        f"onnx: TensorRT {release} parses opset {newest} at most (got {opset}). Prepare the kit for it: "
+        f"trtpipe prepare --for {release}."
+    )
+
+
 def refused_nodes(model: onnx.ModelProto, release: str) -> tuple[str, ...]:
     """`<node> [<operator>]: <why>` of everything in a graph that this TensorRT's parser does not take.
 

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.trt.flavour import FlavourName
+from trtpipe.trt.flavour import FlavourName, parse_version
 
 HEADER_BYTES = 33
 _FLAVOURS: dict[bytes, FlavourName] = {
@@ -86,6 +86,11 @@ def of_another_library(wanted: str, got: str) -> BuildError:
     )
 
 
+def same_release(one: str, other: str) -> bool:
+    """Whether two versions are of one release of TensorRT: a plan names its build, `__version__` of some does not."""
+    return parse_version(one)[:3] == parse_version(other)[:3]
+
+
 def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
     """Why a plan cannot be loaded by this TensorRT on this GPU, by its header; empty when the header allows it.
 
@@ -98,8 +103,7 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
     if header.flavour != name:
         return (f"the plan must be one of {name} (got one of {header.flavour}). Load it with {header.flavour}.",)
     problems = []
-    here = version.split(".")[:3]
-    if header.version and header.version.split(".")[: len(here)] != here:
+    if header.version and not same_release(header.version, version):
         problems.append(
             f"{name} must be {header.version}, which wrote the plan (got {version}). "
             "Install that version, or build the engine here."

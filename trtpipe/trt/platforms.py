@@ -168,6 +168,7 @@ def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | 
 #: TensorRT 8.6 dropped Maxwell (5.x) and CUDA 10.2, which is what JetPack 4 has.
 _ENDS_AT_4 = "JetPack 4.6 as its last, with TensorRT 8.2"
 _JETPACK_4 = "JetPack 4.6 is its last, with TensorRT 8.2: older than trtpipe builds for"
+_ENDS_AT_5 = "JetPack 5.1 as its last, with TensorRT 8.5"
 _JETPACK_5 = "JetPack 5.1 is its last, with TensorRT 8.5: older than trtpipe builds for"
 _JETPACK_6 = "JetPack 6 has TensorRT 8.6 or 10.3"
 
@@ -176,8 +177,8 @@ PLATFORMS: Mapping[PlatformName, Platform] = {
     for p in (
         Platform("jetson_nano", "Jetson Nano", "5.3", ends=_ENDS_AT_4, note=_JETPACK_4),
         Platform("jetson_tx2", "Jetson TX2", "6.2", ends=_ENDS_AT_4, note=_JETPACK_4),
-        Platform("jetson_xavier_nx", "Jetson Xavier NX", "7.2", dla=True, note=_JETPACK_5),
-        Platform("jetson_agx_xavier", "Jetson AGX Xavier", "7.2", dla=True, note=_JETPACK_5),
+        Platform("jetson_xavier_nx", "Jetson Xavier NX", "7.2", dla=True, ends=_ENDS_AT_5, note=_JETPACK_5),
+        Platform("jetson_agx_xavier", "Jetson AGX Xavier", "7.2", dla=True, ends=_ENDS_AT_5, note=_JETPACK_5),
         Platform("jetson_orin_nano", "Jetson Orin Nano", "8.7", note=_JETPACK_6),
         Platform("jetson_orin_nx", "Jetson Orin NX", "8.7", dla=True, note=_JETPACK_6),
         Platform("jetson_agx_orin", "Jetson AGX Orin", "8.7", dla=True, note=_JETPACK_6),
@@ -307,7 +308,7 @@ def refused_here(
     precision: Precision | None,
     version: str | None,
 ) -> tuple[tuple[str, str], ...]:
-    """All of that for the GPU that TensorRT proper builds on, which is the one that the engine is for.
+    """All of that for the GPU that TensorRT proper builds on, which the engine has to be for.
 
     Args:
         title: of the GPU.
@@ -317,6 +318,14 @@ def refused_here(
         precision: the job's precision section; None judges the rest alone.
         version: of TensorRT; None where it is not installed.
     """
+    if build.platform is not None:
+        platform = PLATFORMS[build.platform]
+        if not same_capability(platform.compute_capability, compute_capability):
+            message = (
+                f"build.platform: {platform.title}, of compute capability {platform.compute_capability}, must be where "
+                f"the engine is built (got {title}, {compute_capability}). Build it there."
+            )
+            return (("build.platform", message),)
     old = too_old_or_new(title, compute_capability, version) if version else ()
     narrow = unable(title, compute_capability, precision) if precision else ()
     return (*old, *narrow, *misplaced(title, compute_capability, jetson, build))

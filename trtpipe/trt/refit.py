@@ -7,7 +7,7 @@ not marked (`INetworkDefinition.mark_weights_refittable`), by the name that the 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
@@ -35,15 +35,24 @@ def weight_names(onnx: bytes) -> tuple[str, ...]:
     Raises:
         ValueError: the bytes are no protobuf message.
     """
-    names = []
+    return tuple(name for name, _ in _weights(onnx))
+
+
+def _weights(onnx: bytes) -> Iterator[tuple[str, bytes]]:
+    """The name of each weight, and its whole message."""
     for graph in _messages(onnx, _GRAPH):
         for tensor in _messages(graph, _INITIALIZER):
             listed = list(_fields(tensor))
             fields, axes = dict(listed), sum(number == _DIMS for number, _ in listed)
             kind, name = fields.get(_DATA_TYPE), fields.get(_NAME)
             if (kind in _FLOATING or (kind in _QUANTIZED and axes > 1)) and isinstance(name, bytes):
-                names.append(name.decode())
-    return tuple(names)
+                yield name.decode(), tensor
+
+
+def changed_weights(one: bytes, other: bytes) -> tuple[str, ...]:
+    """The names of the weights of an ONNX file that another one has otherwise, or not at all; as `weight_names`."""
+    before = dict(_weights(other))
+    return tuple(name for name, content in _weights(one) if before.get(name) != content)
 
 
 def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
@@ -96,12 +105,23 @@ def mark_weights(network: INetworkDefinition, onnx: bytes) -> tuple[str, ...]:
         )
     if not left:
         return ()
-    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-    return (f"build.refit: {len(left)} of {len(names)} weights cannot be changed: {', '.join(left[:3])}{more}",)
+    return (f"build.refit: {len(left)} of {len(names)} weights cannot be changed: {_some(left)}",)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def give_weights(
-    tensorrt: Flavour, engine: ICudaEngine, logger: ILogger, onnx: bytes, reason: Callable[[], str], step: str
+    tensorrt: Flavour,
+    engine: ICudaEngine,
+    logger: ILogger,
+    onnx: bytes,
+    reason: Callable[[], str],
+    step: str,
+    *,
+    marked: Collection[str] = (),
 ) -> None:
     """Refit the weights of a loaded engine from an ONNX file.
 
@@ -112,11 +132,14 @@ def give_weights(
         onnx: the file.
         reason: TensorRT's last error message.
         step: what to do about a refusal.
+        marked: names of weights that have to be among those that can be changed; the parser passes over others.
 
     Raises:
-        InputError: TensorRT refuses.
+        InputError: TensorRT refuses, or one of `marked` cannot be changed.
     """
     refitter = tensorrt.module.Refitter(engine, logger)
+    if fixed := sorted(set(marked) - set(refitter.get_all_weights() if marked else ())):
+        raise InputError(f"engine: {_some(fixed)} must be the engine's own, as TensorRT cannot change it there. {step}")
     parser = tensorrt.module.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
         raise InputError(
@@ -124,16 +147,19 @@ def give_weights(
         )
 
 
-def refitted(engine: bytes, onnx: bytes) -> bytes:
+def refitted(engine: bytes, onnx: bytes, *, marked: Collection[str] = (), version_compatible: bool = False) -> bytes:
     """The plan with the weights of an ONNX file of the same graph.
 
     Args:
         engine: a plan that was built with build.refit.
         onnx: the file.
+        marked: names of weights that other ones are given for, where TensorRT can change those alone that were marked.
+        version_compatible: the plan was built with build.version_compatible: it brings host code of its own, which is
+            run.
 
     Raises:
-        InputError: the plan is not for this GPU and TensorRT, nothing in it can be changed, or the file is of another
-            graph.
+        InputError: the plan is not for this GPU and TensorRT, nothing in it can be changed, one of `marked` cannot,
+            or the file is of another graph.
         MissingError: no GPU, or no TensorRT.
     """
     header = plan.read_header(engine)
@@ -143,22 +169,33 @@ def refitted(engine: bytes, onnx: bytes) -> bytes:
         raise InputError("\n".join(f"engine: {p}" for p in problems))
     watch = Watch(Silent(), "error")
     try:
-        return _refitted(tensorrt, engine, onnx, watch, device.name)
+        return _refitted(tensorrt, engine, onnx, watch, device.name, marked, version_compatible)
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # TensorRT's objects must not live on in a traceback
         raise
 
 
-def _refitted(tensorrt: Flavour, engine: bytes, onnx: bytes, watch: Watch, device: str) -> bytes:
+def _refitted(
+    tensorrt: Flavour,
+    engine: bytes,
+    onnx: bytes,
+    watch: Watch,
+    device: str,
+    marked: Collection[str],
+    version_compatible: bool,
+) -> bytes:
     def reason() -> str:
         return watch.errors[-1] if watch.errors else "no error message"
 
     logger = make_logger(tensorrt, watch)
     runtime = tensorrt.module.Runtime(logger)
+    if version_compatible:
+        runtime.engine_host_code_allowed = True
     loaded = load_engine(tensorrt, runtime, engine, device, reason)
     if not loaded.refittable:
         raise InputError("engine: no weight can be changed in it. Build it with build.refit: all, or individual.")
-    give_weights(tensorrt, loaded, logger, onnx, reason, "Prepare the kit from the same model with other weights.")
+    step = "Prepare the kit from the same model with other weights."
+    give_weights(tensorrt, loaded, logger, onnx, reason, step, marked=marked)
     serialized = loaded.serialize()
     if serialized is None:
         raise InputError(f"engine: {tensorrt.title} cannot serialize the refitted engine ({reason()}).")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import os
 import sys
 import threading
 import time
@@ -32,6 +34,10 @@ from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
 
+#: What to do about an engine of TensorRT-RTX that does not run here.
+_REBUILD = (
+    "Build the engine for this GPU's compute capability, or for target tensorrt where TensorRT-RTX does not name it."
+)
 #: What a runner says that is used before it is opened, or after it was closed.
 NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
 
@@ -233,7 +239,8 @@ class EngineRunner:
         load_plugins(tensorrt, self._plugins, self._reason)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
-        if self._without_lean_runtime and tensorrt.name == "tensorrt" and built_by != tensorrt.version:
+        another = built_by and not plan.same_release(built_by, tensorrt.version)
+        if self._without_lean_runtime and tensorrt.name == "tensorrt" and another:
             runtime = self._load_lean(runtime, built_by)
         if tensorrt.has("engine_validity"):
             self._ask_validity(tensorrt, runtime)
@@ -302,22 +309,21 @@ class EngineRunner:
     def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
         """The runtime of a release's lean runtime, for plans that were built without one."""
         library = f"libnvinfer_lean.so.{version.partition('.')[0]}"
-        loaded = runtime.load_runtime(library)
-        if loaded is None:
-            raise InputError(
-                f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
-                f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={version}')}."
-            )
-        return loaded
+        spec = importlib.util.find_spec("tensorrt_lean_libs")  # pip's, where the loader of libraries does not look
+        for folder in ("", *(spec.submodule_search_locations or () if spec else ())):
+            if (loaded := runtime.load_runtime(os.path.join(folder, library))) is not None:
+                return loaded
+        release = ".".join(map(str, flavour.parse_version(version)[:3]))
+        raise InputError(
+            f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
+            f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."
+        )
 
     def _ask_validity(self, tensorrt: Flavour, runtime: Runtime) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
-        if enum_name(validity) == "INVALID":
-            raise InputError(
-                f"engine: the plan is not valid for this GPU ({tensorrt.title} says INVALID, {diagnostics}; "
-                f"{self._reason()}). Build the engine for this GPU's compute capability."
-            )
+        if why := _invalid(tensorrt, validity, diagnostics, self._reason()):
+            raise MissingError(f"engine: {why}. {_REBUILD}")
         if enum_name(validity) == "SUBOPTIMAL":
             self._note(f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it")
 
@@ -368,6 +374,29 @@ class EngineRunner:
         raise InputError(
             f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape."
         )
+
+
+def invalid_here(engine: bytes) -> str:
+    """Why TensorRT-RTX says that the GPU here does not run a plan, a clause without a full stop; empty where it does
+    not say so, as other TensorRTs never do.
+
+    Raises:
+        InputError: this is no plan.
+        MissingError: no TensorRT.
+    """
+    tensorrt = flavour.load(plan.read_header(engine).flavour)
+    if not tensorrt.has("engine_validity"):
+        return ""
+    watch = Watch(Silent(), "error")
+    logger = make_logger(tensorrt, watch)
+    validity, diagnostics = tensorrt.module.Runtime(logger).get_engine_validity(engine)
+    return _invalid(tensorrt, validity, diagnostics, watch.errors[-1] if watch.errors else "no error message")
+
+
+def _invalid(tensorrt: Flavour, validity: object, diagnostics: object, reason: str) -> str:
+    if enum_name(validity) != "INVALID":
+        return ""
+    return f"the plan is not valid for this GPU ({tensorrt.title} says INVALID, {diagnostics}; {reason})"
 
 
 def _within(shape: Shape, low: Shape, high: Shape) -> bool:

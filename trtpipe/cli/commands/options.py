@@ -145,10 +145,7 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
         raise click.UsageError(f"--device must be cpu, cuda or cuda:N (got {value}).")
     changes = {DEVICE_VARIABLE: value.partition(":")[0]}
     if named.group(1) is not None:
-        number, names = int(named.group(1)), driver.listed()
-        if names is not None and number >= len(names):
-            raise click.UsageError(f"--device must be one of the {len(names)} GPUs of {driver.VISIBLE} (got {value}).")
-        changes[driver.VISIBLE] = driver.visible(number)
+        changes[driver.VISIBLE] = driver.visible(int(named.group(1)), "--device")
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     if named.group(0) != "cpu" and (problem := driver.probe().problem):
