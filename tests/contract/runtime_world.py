@@ -12,7 +12,8 @@ import tensorrt as trt
 import tensorrt_libs as stub
 from world import VERSION
 
-from trtpipe.trt.memory import Buffer, Graph, HostBuffer, Owned
+from trtpipe.trt.memory import Buffer, Graph, HostBuffer
+from trtpipe.trt.owned import Owned
 
 #: Two profiles: batches of 1, and of 2 to 8.
 PROFILES = (((1, 4), (1, 4), (1, 4)), ((2, 4), (4, 4), (8, 4)))

@@ -11,7 +11,7 @@ import pytest
 
 from trtpipe.batching import Batching
 from trtpipe.cli.main import main
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.evaluation.bench import (
     Bench,
     BenchData,
@@ -108,6 +108,21 @@ def test_a_mode_that_cannot_run_says_why_and_the_others_run():
     assert a.median_ms is None
     assert c.skipped == ""
     assert c.median_ms == pytest.approx(1.0)
+
+
+def test_a_mode_that_fails_while_it_is_timed_costs_its_own_row_alone():
+    """On a full GPU it may be the hundredth run that finds no memory."""
+    clock, times = Clock(), iter([0.25] * 4)
+
+    def ms():
+        if (found := next(times, None)) is None:
+            raise MissingError("bench: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY. Stop other programs on the GPU.")
+        return found
+
+    (engine, c), rounds = clock.measure([clock.mode("engine", 1.0, ms=ms), clock.mode("c", 1.0)])
+    assert engine.skipped.startswith("MissingError: bench: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY.")
+    assert engine.median_ms is None
+    assert (c.median_ms, rounds) == (pytest.approx(1.0), 10)
 
 
 def test_a_device_counts_its_own_milliseconds_and_memory():

@@ -210,6 +210,13 @@ def test_tensorrt_rtx_on_an_arm_machine(machine, monkeypatch, cuda, command):
     assert [c for c in found.commands if "tensorrt-rtx-cu" in c] == ([command] if command else [])
 
 
+def test_the_command_for_packages_that_do_not_fit_is_the_one_that_helps(machine):
+    found = machine(packages=ALL | {"torch": "2.8.0", "torchao": "0.18.0"})
+    assert why(found, "capture") == "torchao must be one for torch 2.8.0 (got 0.18.0)."
+    assert "pip install 'torchao==0.17.*'" in found.commands
+    assert "pip install 'trtpipe[build]'" not in found.commands
+
+
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"

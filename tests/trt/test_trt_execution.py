@@ -12,6 +12,7 @@ from cuda_double import Runtime
 
 from trtpipe.errors import InputError, MissingError, TrtpipeError
 from trtpipe.trt import driver, memory, runtime
+from trtpipe.trt import validity as validity_of
 from trtpipe.trt.execution import OutputMemory
 from trtpipe.trt.memory import CudaPythonMemory
 from trtpipe.trt.runtime import EngineRunner
@@ -295,7 +296,7 @@ UNREFUSABLE = {"Runtime", "get_engine_validity", "get_tensor_shape"}
 @pytest.mark.parametrize("validity", trt_double.EngineValidity)
 def test_tensorrt_rtx_says_whether_a_gpu_runs_a_plan(make, validity):
     runner, _, _ = make(name="tensorrt_rtx", validity=validity)
-    why = runtime.invalid_here(trt_double.plan("tensorrt_rtx"))
+    why = validity_of.invalid_here(trt_double.plan("tensorrt_rtx"))
     if validity.name == "INVALID":
         assert re.fullmatch(r"the plan is not valid for this GPU \(TensorRT-RTX 1\.7\.1 says INVALID, 0; .*\)", why)
         with pytest.raises(

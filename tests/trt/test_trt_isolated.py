@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -86,6 +87,26 @@ def test_a_builder_that_dies_is_a_build_error(monkeypatch: pytest.MonkeyPatch) -
         "build: TensorRT-RTX's process ended without an engine (SIGSEGV). What it printed is above; set "
         "build.log_level to verbose to see what it was doing."
     )
+
+
+def test_the_builder_has_the_gpu_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where refit or strip_plan has it ask CUDA, it must see what this process sees, and nothing more of it."""
+    for name, value in (("CUDA_VISIBLE_DEVICES", "1"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("OTHER", "x")):
+        monkeypatch.setenv(name, value)
+    given: dict[str, str] = {}
+    real = subprocess.Popen
+
+    def started(*arguments: Any, env: dict[str, str], **more: Any) -> Any:
+        given.update(env)
+        return real(*arguments, env=env, **more)
+
+    monkeypatch.setattr("trtpipe.trt.isolated.subprocess.Popen", started)
+    with Isolated():
+        pass
+    assert {n: v for n, v in given.items() if n.startswith("CUDA_")} == {
+        "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }  # fmt: skip
+    assert "OTHER" not in given
 
 
 def test_cancelling_ends_the_builder() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import inspect
@@ -175,6 +176,10 @@ class Allocation:
         return ctypes.addressof(self.block)
 
 
+class PycudaError(Exception):
+    """pycuda.driver.Error, which its MemoryError and all others are."""
+
+
 @pytest.fixture
 def pycuda(monkeypatch):
     def copy_in(address, array, stream=None):
@@ -186,7 +191,7 @@ def pycuda(monkeypatch):
     stream = types.SimpleNamespace(handle=7, synchronize=lambda: None)
     driver = types.SimpleNamespace(
         Stream=lambda: stream, mem_alloc=Allocation, memcpy_htod_async=copy_in, memcpy_dtoh_async=copy_out,
-        pagelocked_empty=np.empty,
+        pagelocked_empty=np.empty, Error=PycudaError,
     )  # fmt: skip
     package = types.SimpleNamespace(driver=driver, autoinit=types.SimpleNamespace(context="context"), __path__=[])
     monkeypatch.setitem(sys.modules, "pycuda", package)
@@ -208,6 +213,87 @@ def test_pycuda_round_trip(pycuda):
     assert device.allocate_host(6).array.nbytes == 6
     with pytest.raises(MissingError, match=r"^engine: CUDA graphs need torch or cuda-python, and pycuda is in use\."):
         device.capture(lambda: None)
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("call", ["mem_alloc", "pagelocked_empty", "memcpy_htod_async", "memcpy_dtoh_async"])
+def test_what_pycuda_refuses_is_an_error_of_the_machine(pycuda, monkeypatch, call):
+    device, array = PycudaMemory(), np.arange(4)
+    buffer = device.allocate(32)
+    monkeypatch.setattr(sys.modules["pycuda.driver"], call, raising(PycudaError("cuMemAlloc failed: out of memory")))
+    doing = {
+        "mem_alloc": lambda: device.allocate(8), "pagelocked_empty": lambda: device.allocate_host(8),
+        "memcpy_htod_async": lambda: device.upload(buffer, array),
+        "memcpy_dtoh_async": lambda: device.download(buffer, array),
+    }  # fmt: skip
+    with pytest.raises(MissingError, match=r"^device memory: cuMemAlloc failed: out of memory$"):
+        doing[call]()
+
+
+class Torch:
+    """torch's functions for CUDA, on the host; the call whose number is `fails` raises what torch raises."""
+
+    def __init__(self, fails):
+        import torch
+
+        self.real, self.fails, self.calls = torch, fails, 0
+        self.__spec__ = torch.__spec__
+        stream = types.SimpleNamespace(cuda_stream=7, synchronize=lambda: self.called(None))
+        graph = types.SimpleNamespace(reset=lambda: None, replay=lambda: self.called(None))
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True, Stream=lambda: self.called(stream), CUDAGraph=lambda: graph,
+            stream=lambda stream: self.called(contextlib.nullcontext()),
+            graph=lambda graph, stream, capture_error_mode: self.called(contextlib.nullcontext()),
+        )  # fmt: skip
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def called(self, answer):
+        self.calls += 1
+        if self.calls == self.fails:
+            raise self.real.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more.")
+        return answer
+
+    def empty(self, size, dtype, device="cpu", pin_memory=False):
+        return self.called(self.real.empty(size, dtype=dtype))
+
+
+def with_torch(monkeypatch, fails):
+    """What a runner does with device memory, torch's n-th call failing; how many calls there were."""
+    torch = Torch(fails)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    device, array, back = open_memory("torch"), np.arange(4), np.zeros(4, np.int64)
+    buffer, _ = device.allocate(32), device.allocate_host(32)
+    device.upload(buffer, array)
+    device.download(buffer, back)
+    device.synchronize()
+    device.capture(lambda: None).launch()
+    device.place(array)
+    device.close()
+    assert np.array_equal(back, array)
+    return torch.calls
+
+
+def test_whichever_call_of_torch_fails_it_is_an_error_of_the_machine(monkeypatch):
+    pytest.importorskip("torch")
+    calls = with_torch(monkeypatch, fails=None)
+    assert calls > 8
+    for number in range(1, calls + 1):
+        with pytest.raises(MissingError, match=r"^device memory: CUDA out of memory\. Tried to allocate 2\.00 GiB\.$"):
+            with_torch(monkeypatch, fails=number)
+
+
+def test_a_gpu_without_room_for_a_stream_is_not_told_to_install_anything(runtime):
+    runtime(cudaStreamCreate=2)
+    with pytest.raises(MissingError, match=r"^cudaStreamCreate: cudaErrorMemoryAllocation$"):
+        open_memory()
 
 
 def test_torch_without_cuda_is_not_used():

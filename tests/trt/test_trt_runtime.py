@@ -51,7 +51,7 @@ def test_tensorrt_rtx_judges_a_plan_before_it_is_loaded(plan, monkeypatch, capfd
     if not driver.probe().problem:
         pytest.skip("a GPU is here")
     on(monkeypatch, "NVIDIA L4", "8.9")  # a driver that lies: TensorRT-RTX itself finds none
-    with pytest.raises(errors.InputError) as raised:
+    with pytest.raises(errors.MissingError) as raised:
         EngineRunner(plan, memory=NoMemory()).__enter__()
     message = str(raised.value)
     assert message.startswith("engine: the plan is not valid for this GPU (TensorRT-RTX 1.7.1")

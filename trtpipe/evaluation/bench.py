@@ -149,9 +149,15 @@ def measure_modes(
         began, done = clock(), 0
         while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
             _listen(progress)
-            for k, made in ready.items():
+            for k, made in list(ready.items()):
                 pause(PAUSE_S)
-                times[k].append(_timed_ms(made, clock))
+                try:
+                    times[k].append(_timed_ms(made, clock))
+                except Cancelled:
+                    raise
+                except Exception as error:  # noqa: BLE001  # the other modes are timed none the less
+                    rows[k] = _skipped(modes[k], error)
+                    del ready[k], times[k]
             done += 1
             progress.step(done, rounds, "rounds")
     return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
@@ -176,8 +182,7 @@ def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | 
     except Cancelled:
         raise
     except Exception as error:  # noqa: BLE001  # whatever keeps a mode from running here is its row's text
-        text = first_line(error)[:LONGEST_REASON]
-        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}"), None
+        return _skipped(mode, error), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
     figures = compare(data.reference, outputs, data.labels, data.batching.unranked)
     return Row(
@@ -188,6 +193,12 @@ def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | 
 def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: BenchData) -> dict[str, Array]:
     """The rows of every output over all batches, [S, ...] in the dtype that `infer` gives."""
     return joined(data.batching.rows(infer(b), len(next(iter(b.values())))) for b in data.batches())
+
+
+def _skipped(mode: Mode, error: Exception) -> Row:
+    """The row of a mode that something keeps from running here."""
+    text = first_line(error)[:LONGEST_REASON]
+    return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}")
 
 
 def _timed_ms(made: Ready, clock: Callable[[], float]) -> float:

@@ -152,8 +152,9 @@ def _capture(packages: dict[str, str | None]) -> Ability:
     missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
     reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
+    why, _, command = reason.partition(" Run: ")
     return _ability(
-        "capture, calibrate and export a model", not missing and not wrong, reason, install_command("torch")
+        "capture, calibrate and export a model", not missing and not wrong, why, command or install_command("torch")
     )
 
 

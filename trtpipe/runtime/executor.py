@@ -24,7 +24,8 @@ from trtpipe.runtime.device import Device, this_device
 from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
 from trtpipe.trt.platforms import rtx_support
-from trtpipe.trt.runtime import EngineRunner, Specialization, invalid_here
+from trtpipe.trt.runtime import EngineRunner, Specialization
+from trtpipe.trt.validity import invalid_here
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
 
 #: The relative L2 error on the golden samples may be this much larger than in the check: another release or CPU rounds

@@ -22,6 +22,7 @@ __all__ = [
     "timing",
     "timing_cache",
     "types",
+    "validity",
     "versions",
     "weights",
 ]

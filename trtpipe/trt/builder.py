@@ -172,10 +172,10 @@ def _serialize(
             f"build: {tensorrt.title} cannot compile the graph ({_last(watch)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
-    used = b"" if cache_file is None else timing_cache.save(config, cache_file)
+    used, unsaved = (b"", ()) if cache_file is None else timing_cache.save(config, cache_file)
     data = bytes(plan_memory)
     del plan_memory, kept  # only now: config, network and parser point into what it holds
-    return data, notes, used
+    return data, notes + unsaved, used
 
 
 def _unfit(

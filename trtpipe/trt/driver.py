@@ -63,13 +63,13 @@ def probe() -> Driver:
     if status := cuda.cuInit(0):
         if status == _NO_DEVICE and (names := os.environ.get(VISIBLE)) is not None:
             return Driver(problem=f"{VISIBLE}={names} leaves no GPU")
-        return Driver(problem=f"the NVIDIA driver does not start: {_error(cuda, status)}")
+        return Driver(problem=f"the NVIDIA driver does not start: {error_name(cuda, status)}")
     number = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     version = f"{number.value // 1000}.{number.value % 1000 // 10}"
     count = ctypes.c_int()
     if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
+        return Driver(version, problem=f"the NVIDIA driver lists no GPU: {error_name(cuda, status)}")
     devices = tuple(_gpu(cuda, i) for i in range(count.value))
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
 
@@ -128,7 +128,7 @@ def absent(gpu: Driver, instead: str = "") -> str:
     return f"there is no usable NVIDIA GPU here ({gpu.problem}). {step}{instead and f', or {instead}'}."
 
 
-def _error(cuda: ctypes.CDLL, status: int) -> str:
+def error_name(cuda: ctypes.CDLL, status: int) -> str:
     """The driver's own name for a CUresult."""
     text = ctypes.c_char_p()
     cuda.cuGetErrorName(status, ctypes.byref(text))

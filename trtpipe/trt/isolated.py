@@ -102,7 +102,8 @@ class Isolated:
         self._results = os.fdopen(reader, "rb")
         self._done: JsonObject = {}
         self._sender: threading.Thread | None = None
-        kept = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
+        # where TensorRT is found, and what CUDA may see: whoever chose a GPU chose it for the builder too
+        kept = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH" or n.startswith("CUDA_")}
         self._child = subprocess.Popen(
             [sys.executable, "-s", "-S", "-c", _BOOTSTRAP],
             stdin=subprocess.PIPE,

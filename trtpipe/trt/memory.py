@@ -11,10 +11,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
-import itertools
-import logging
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,60 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from calib.types import Array
-from trtpipe.errors import MissingError
+from trtpipe.errors import MissingError, first_line
 from trtpipe.trt.driver import memory_command, probe
+from trtpipe.trt.owned import Owned, Owner
 
 if TYPE_CHECKING:
     import torch
 
 Provider = Literal["torch", "cuda-python", "pycuda"]
-
-
-class Owned:
-    """Something of CUDA's that is given back exactly once: by `free`, or when it is dropped.
-
-    Args:
-        value: a handle or an address; or an object that gives its memory back itself when it is dropped.
-        release: gives it back. What it raises is logged, since whoever frees can do nothing about it.
-    """
-
-    def __init__(self, value: Any, release: Callable[[Any], object] = lambda value: None) -> None:
-        self._value, self._release = value, release
-
-    @property
-    def value(self) -> Any:
-        """What is owned; None once it was given back."""
-        return self._value
-
-    def free(self) -> None:
-        """Give it back, unless that was done."""
-        value, self._value = self._value, None
-        if value is not None:
-            try:
-                self._release(value)
-            except Exception as error:  # noqa: BLE001 - the others have to be given back too
-                logging.getLogger("trtpipe").warning("%s", str(error))
-
-    __del__ = free
-
-
-class Owner:
-    """Remembers what a provider gave out, so that `free_all` can give back what is left."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._live: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
-
-    def own(self, value: Any, release: Callable[[Any], object] = lambda value: None) -> Owned:
-        """`value`, to be given back by `release`."""
-        owned = Owned(value, release)
-        self._live[next(self._numbers)] = owned
-        return owned
-
-    def free_all(self) -> None:
-        """Give back everything that was not yet, the newest first."""
-        for _, owned in sorted(self._live.items(), reverse=True):
-            owned.free()
 
 
 @dataclass(frozen=True)
@@ -180,42 +131,48 @@ class TorchMemory:
         if not torch.cuda.is_available():
             raise _Unusable("built without CUDA, or sees no GPU")
         self._torch, self._owner = torch, Owner()
-        self._stream = torch.cuda.Stream()
+        with _said(RuntimeError):
+            self._stream = torch.cuda.Stream()
         self.stream = int(self._stream.cuda_stream)
 
     def allocate(self, size: int) -> Buffer:
         """See `DeviceMemory`."""
-        with self._torch.cuda.stream(self._stream):
+        with self._on_stream():
             tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, device="cuda")
         return Buffer(tensor.data_ptr(), size, self._owner.own(tensor))
 
     def allocate_host(self, size: int) -> HostBuffer:
         """See `DeviceMemory`."""
-        tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, pin_memory=True)
+        with _said(RuntimeError):
+            tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, pin_memory=True)
         return HostBuffer(tensor.numpy()[:size], self._owner.own(tensor))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
         """See `DeviceMemory`."""
-        with self._torch.cuda.stream(self._stream):
+        with self._on_stream():
             self._device(buffer, array).copy_(self._host(array), non_blocking=True)
 
     def download(self, buffer: Buffer, array: Array) -> None:
         """See `DeviceMemory`."""
-        with self._torch.cuda.stream(self._stream):
+        with self._on_stream():
             self._host(array).copy_(self._device(buffer, array), non_blocking=True)
 
     def synchronize(self) -> None:
         """See `DeviceMemory`."""
-        self._stream.synchronize()
+        with _said(RuntimeError):
+            self._stream.synchronize()
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """See `DeviceMemory`."""
         graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with (
+            _said(RuntimeError),
+            self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             enqueue()
 
         def launch() -> None:
-            with self._torch.cuda.stream(self._stream):
+            with self._on_stream():
                 graph.replay()
 
         return Graph(launch, self._owner.own(graph, lambda captured: captured.reset()))
@@ -227,6 +184,11 @@ class TorchMemory:
     def close(self) -> None:
         """See `DeviceMemory`."""
         self._owner.free_all()
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with _said(RuntimeError), self._torch.cuda.stream(self._stream):
+            yield
 
     def _host(self, array: Array) -> torch.Tensor:
         if not array.flags.writeable:
@@ -249,9 +211,9 @@ class CudaPythonMemory:
         try:
             if not self._call("cudaGetDeviceCount"):
                 raise _Unusable("sees no GPU")
-            self._stream = self._own("cudaStreamCreate", "cudaStreamDestroy")
         except _CudaError as error:
             raise _Unusable(str(error)) from error
+        self._stream = self._own("cudaStreamCreate", "cudaStreamDestroy")  # a full GPU says so here
         self.stream = int(self._stream.value)
 
     def allocate(self, size: int) -> Buffer:
@@ -331,6 +293,15 @@ class _CudaError(MissingError):
     """A CUDA call failed."""
 
 
+@contextlib.contextmanager
+def _said(*kinds: type[BaseException]) -> Iterator[None]:
+    """What a provider raises where a CUDA call fails, as the user's to see: a full GPU is no bug."""
+    try:
+        yield
+    except kinds as error:
+        raise _CudaError(f"device memory: {first_line(error)}") from error
+
+
 def _cuda_runtime() -> ModuleType:
     for module in ("cuda.bindings.runtime", "cuda.cudart"):
         try:
@@ -360,25 +331,30 @@ class PycudaMemory:
 
     def allocate(self, size: int) -> Buffer:
         """See `DeviceMemory`."""
-        allocation = self._cuda.mem_alloc(max(size, 1))
+        with _said(self._cuda.Error):
+            allocation = self._cuda.mem_alloc(max(size, 1))
         return Buffer(int(allocation), size, self._owner.own(allocation, lambda made: made.free()))
 
     def allocate_host(self, size: int) -> HostBuffer:
         """See `DeviceMemory`."""
-        array = self._cuda.pagelocked_empty(max(size, 1), np.uint8)
+        with _said(self._cuda.Error):
+            array = self._cuda.pagelocked_empty(max(size, 1), np.uint8)
         return HostBuffer(array[:size], self._owner.own(array))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
         """See `DeviceMemory`."""
-        self._cuda.memcpy_htod_async(buffer.address, array, self._stream)
+        with _said(self._cuda.Error):
+            self._cuda.memcpy_htod_async(buffer.address, array, self._stream)
 
     def download(self, buffer: Buffer, array: Array) -> None:
         """See `DeviceMemory`."""
-        self._cuda.memcpy_dtoh_async(array, buffer.address, self._stream)
+        with _said(self._cuda.Error):
+            self._cuda.memcpy_dtoh_async(array, buffer.address, self._stream)
 
     def synchronize(self) -> None:
         """See `DeviceMemory`."""
-        self._stream.synchronize()
+        with _said(self._cuda.Error):
+            self._stream.synchronize()
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """See `DeviceMemory`; refused, as pycuda has no stable CUDA graphs."""

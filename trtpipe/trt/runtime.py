@@ -22,22 +22,16 @@ from trtpipe.batching import require_names
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import install_command, pip_install
 from trtpipe.progress import Silent
-from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt import driver, flavour, plan, validity
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, spec_of
 from trtpipe.trt.execution import Execution, make_output_allocator
-from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import DeviceMemory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
-from trtpipe.trt.network import enum_name
 from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
 
-#: What to do about an engine of TensorRT-RTX that does not run here.
-_REBUILD = (
-    "Build the engine for this GPU's compute capability, or for target tensorrt where TensorRT-RTX does not name it."
-)
 #: What a runner says that is used before it is opened, or after it was closed.
 NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
 
@@ -243,8 +237,9 @@ class EngineRunner:
         if self._without_lean_runtime and tensorrt.name == "tensorrt" and another:
             runtime = self._load_lean(runtime, built_by)
         if tensorrt.has("engine_validity"):
-            self._ask_validity(tensorrt, runtime)
+            self._note(*validity.require(tensorrt, runtime, self._plan, self._reason))
         engine = load_engine(tensorrt, runtime, self._plan, device.name, self._reason)
+        self._note(*(f"{tensorrt.title} warns: {text}" for text in self._watch.warnings))
         if self._refit is not None:
             give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
@@ -319,14 +314,6 @@ class EngineRunner:
             f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."
         )
 
-    def _ask_validity(self, tensorrt: Flavour, runtime: Runtime) -> None:
-        """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
-        validity, diagnostics = runtime.get_engine_validity(self._plan)
-        if why := _invalid(tensorrt, validity, diagnostics, self._reason()):
-            raise MissingError(f"engine: {why}. {_REBUILD}")
-        if enum_name(validity) == "SUBOPTIMAL":
-            self._note(f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it")
-
     def _close(self) -> None:
         """Release in the order of TensorRT: contexts, engine, runtime, logger. Running contexts are closed later."""
         with self._turn:
@@ -374,29 +361,6 @@ class EngineRunner:
         raise InputError(
             f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape."
         )
-
-
-def invalid_here(engine: bytes) -> str:
-    """Why TensorRT-RTX says that the GPU here does not run a plan, a clause without a full stop; empty where it does
-    not say so, as other TensorRTs never do.
-
-    Raises:
-        InputError: this is no plan.
-        MissingError: no TensorRT.
-    """
-    tensorrt = flavour.load(plan.read_header(engine).flavour)
-    if not tensorrt.has("engine_validity"):
-        return ""
-    watch = Watch(Silent(), "error")
-    logger = make_logger(tensorrt, watch)
-    validity, diagnostics = tensorrt.module.Runtime(logger).get_engine_validity(engine)
-    return _invalid(tensorrt, validity, diagnostics, watch.errors[-1] if watch.errors else "no error message")
-
-
-def _invalid(tensorrt: Flavour, validity: object, diagnostics: object, reason: str) -> str:
-    if enum_name(validity) != "INVALID":
-        return ""
-    return f"the plan is not valid for this GPU ({tensorrt.title} says INVALID, {diagnostics}; {reason})"
 
 
 def _within(shape: Shape, low: Shape, high: Shape) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from calib.types import Array
 from trtpipe.errors import MissingError
-from trtpipe.trt.memory import Owned, Owner
+from trtpipe.trt.driver import error_name
+from trtpipe.trt.owned import Owned, Owner
 from trtpipe.trt.runtime import EngineRunner
 
 
@@ -128,4 +129,4 @@ class _Events:
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status:
-            raise MissingError(f"bench: {name} failed (CUresult {status}). Check the driver with nvidia-smi.")
+            raise MissingError(f"bench: {name}: {error_name(self._cuda, status)}. Stop other programs on the GPU.")

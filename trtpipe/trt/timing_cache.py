@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
+from trtpipe.outputs import require_writable_file
 from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import Flavour
 
@@ -37,9 +38,11 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
 
     Raises:
         InputError: when the file cannot be read.
+        OSError: when it could not be written afterwards.
     """
     notes: tuple[str, ...] = ()
     cache = config.create_timing_cache(_read(path))
+    require_writable_file(path)
     if cache is None or not config.set_timing_cache(cache, False):
         notes = (f"{NOTE}{path.name}: TensorRT did not accept it, so it was begun anew",)
         cache = config.create_timing_cache(b"")
@@ -47,11 +50,11 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
     return cache, notes
 
 
-def save(config: IBuilderConfig, path: Path) -> bytes:
+def save(config: IBuilderConfig, path: Path) -> tuple[bytes, tuple[str, ...]]:
     """Write the config's timing cache, with what another build has written to `path` since, whole or not at all.
 
     Returns:
-        What was written.
+        What was written; and a note where it could not be: the engine that was just built counts for more.
     """
     cache = config.get_timing_cache()
     if present := _read(path):
@@ -59,8 +62,11 @@ def save(config: IBuilderConfig, path: Path) -> bytes:
         if other is not None:
             cache.combine(other, False)
     data = bytes(cache.serialize())
-    write_whole(path, data)
-    return data
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        return data, (f"{NOTE}{path}: could not be written ({error.strerror or error}); the next build begins anew",)
+    return data, ()
 
 
 def _read(path: Path) -> bytes:
