@@ -140,6 +140,68 @@ def test_constants_that_no_product_reads_stay_in_float(tmp_path: Path) -> None:
     assert next(m.value for m in built.report.metrics if m.name == "cosine") > 0.99
 
 
+def by_channel(folder: Path, weight: Any, axis: int, operator: str, *, transposed: bool = False) -> Path:
+    """An ONNX file of one operation whose INT8 weight has a scale for each index of an axis, as exporters write it."""
+    size = weight.shape[axis]
+    scales = np.linspace(0.01, 0.02, size).astype(np.float32)
+    known = {"w.q": weight, "w.s": scales, "w.z": np.zeros(size, np.int8), "s": np.float32(0.02), "z": np.int8(0)}
+    node = onnx.helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["x.q"]), node("DequantizeLinear", ["x.q", "s", "z"], ["x.d"]),
+        node("DequantizeLinear", ["w.q", "w.s", "w.z"], ["w.d"], axis=axis),
+        *([node("Transpose", ["w.d"], ["w.t"], perm=[1, 0])] if transposed else []),
+        node(operator, ["x.d", "w.t" if transposed else "w.d"], ["logits"]),
+    ]  # fmt: skip
+    shape = ["N", 3, 8, 8] if operator != "MatMul" else ["N", 3, 8, weight.shape[1 if transposed else 0]]
+    made = onnx.helper.make_graph(
+        nodes,
+        "one",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in known.items()],
+    )
+    path = folder / "file.onnx"
+    onnx.save(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+CONV, CONV_TRANSPOSE, MATRIX = (4, 3, 3, 3), (3, 4, 3, 3), (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "operator", "transposed", "wanted"),
+    [
+        (CONV, 0, "Conv", False, None), (CONV, -4, "Conv", False, None), (CONV, 1, "Conv", False, 0),
+        (CONV_TRANSPOSE, 1, "ConvTranspose", False, None), (CONV_TRANSPOSE, 0, "ConvTranspose", False, 1),
+        (MATRIX, 1, "MatMul", False, None), (MATRIX, -1, "MatMul", False, None), (MATRIX, 0, "MatMul", False, 0),
+        (MATRIX, 0, "MatMul", True, None), (MATRIX, -2, "MatMul", True, None), (MATRIX, 1, "MatMul", True, 0),
+    ],
+)  # fmt: skip
+def test_the_scales_of_a_weight_are_those_of_its_output_channels(
+    tmp_path: Path, shape: tuple[int, ...], axis: int, operator: str, transposed: bool, wanted: int | None
+) -> None:
+    """Exporters transpose a linear's weight behind its DequantizeLinear; along another axis no kernel has scales."""
+    from trtpipe.model.capture import capture
+    from trtpipe.model.load import load_model
+    from trtpipe.quantization.given import as_given, given_amax
+
+    weight = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
+    by_channel(tmp_path, weight, axis, operator, transposed=transposed)
+    job = load_job(write_job(tmp_path, "file", calibration=None))
+    captured = capture(load_model(job, tmp_path))
+    assert len(given_amax(captured)) == 1
+    if wanted is not None:
+        with pytest.raises(InputError) as raised:
+            as_given(captured)
+        assert str(raised.value).partition(": ")[2] == (
+            f"a weight must have its scales by output channel, axis {wanted} of it (got axis {1 - wanted}). Quantize "
+            "it so, or set calibration.recalibrate: true."
+        )
+        return
+    (made,) = as_given(captured).int8.values()
+    np.testing.assert_array_equal(made.scales.numpy(), np.linspace(0.01, 0.02, len(made.scales)).astype(np.float32))
+
+
 def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
     from trtpipe.model.onnx.network import load_network
     from trtpipe.model.onnx.reference import Reference

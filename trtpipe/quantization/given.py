@@ -9,7 +9,7 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.model.marks import is_marked, marks_of, without_marks
-from trtpipe.model.nodes import constant_value, copied, module_path, op_name
+from trtpipe.model.nodes import constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.quantization.formats import INT8, SMALLEST_SCALE
 from trtpipe.values import Captured, Int8Weight, Site
@@ -27,8 +27,9 @@ def given_amax(captured: Captured) -> dict[str, float]:
     for site in captured.sites:
         scales = marks_of(site.consumer)[site.producer.name].scales
         if site.axis is None and len(scales) != 1:
+            what = "a constant that is no weight" if is_constant(site.producer) else "an activation"
             raise InputError(
-                f"{module_path(site.consumer) or 'model'}: an activation must have one scale (got {len(scales)}). "
+                f"{module_path(site.consumer) or 'model'}: {what} must have one scale (got {len(scales)}). "
                 "Quantize it by tensor."
             )
         if site.axis is None:
@@ -37,12 +38,22 @@ def given_amax(captured: Captured) -> dict[str, float]:
 
 
 def as_given(captured: Captured) -> Captured:
-    """The graph of a quantized model with the scales of its weights."""
+    """The graph of a quantized model with the scales of its weights.
+
+    Raises:
+        InputError: a weight has its scales along another axis than that of its output channels.
+    """
     int8: dict[str, Int8Weight] = {}
     for site in captured.sites:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)
-            scales = torch.tensor(marks_of(site.consumer)[site.producer.name].scales, dtype=torch.float32)
+            mark = marks_of(site.consumer)[site.producer.name]
+            if len(mark.scales) > 1 and mark.axis != site.axis:
+                raise InputError(
+                    f"{module_path(site.consumer) or 'model'}: a weight must have its scales by output channel, axis "
+                    f"{site.axis} of it (got axis {mark.axis}). Quantize it so, or set calibration.recalibrate: true."
+                )
+            scales = torch.tensor(mark.scales, dtype=torch.float32)
             scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()
             int8[site.consumer.name] = Int8Weight(weight, scales, None)
     return replace(captured, int8=int8)

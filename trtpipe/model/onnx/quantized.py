@@ -45,6 +45,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
     notes: list[str] = []
     clips: dict[ir.Node, ir.Value] = {}
     graph = model.graph
+    _transpose_constants(graph)
     nodes = [n for n in graph if n.op_type == "DequantizeLinear"]
     for node in nodes:
         affine = _affine(node)
@@ -67,7 +68,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
             if use[0].op_type == "QuantizeLinear" and not any_scales and _affine(use[0]) != affine:
                 raise _refused(use[0], "quantizes with another scale what is quantized already", _ONE_SCALE)
         if stored.dtype != ir.DataType.INT32:
-            mark = ANY_SCALE if any_scales else affine.mark(node)
+            mark = ANY_SCALE if any_scales else affine.mark(node, None if stored.shape is None else len(stored.shape))
             marks |= dict.fromkeys(((use[0], use[1]) for use in node.outputs[0].uses()), mark)
         output = node.outputs[0]
         if output.is_graph_output():
@@ -85,6 +86,41 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
     return marks, tuple(notes)
 
 
+def _transpose_constants(graph: ir.Graph) -> None:
+    """Transpose a quantized constant itself where it is dequantized first: exporters write a linear's weight so."""
+    import onnx_ir as ir
+
+    nodes = [n for n in graph if n.op_type == "DequantizeLinear"]
+    while nodes:
+        node = nodes.pop()
+        stored = node.inputs[0]
+        if stored is None or stored.const_value is None:
+            continue
+        array = stored.const_value.numpy()
+        for user in [use[0] for use in node.outputs[0].uses() if use[0].op_type == "Transpose"]:
+            order = [int(a) for a in user.attributes["perm"].value] if "perm" in user.attributes else None
+            order = list(reversed(range(array.ndim))) if order is None else order
+            moved = ir.Value(
+                name=f"{user.outputs[0].name}.stored", const_value=ir.tensor(array.transpose(order).copy())
+            )
+            moved.dtype, moved.shape = stored.dtype, ir.Shape([array.shape[a] for a in order])
+            graph.register_initializer(moved)
+            attributes = dict(node.attributes)
+            if array.ndim:
+                axis = int(attributes["axis"].value) if "axis" in attributes else 1
+                attributes["axis"] = ir.AttrInt64("axis", order.index(axis % array.ndim))
+            made = ir.Node("", "DequantizeLinear", [moved, *node.inputs[1:]], list(attributes.values()), name=user.name)
+            graph.insert_before(user, made)
+            name, output = user.outputs[0].name, user.outputs[0]
+            made.outputs[0].type, made.outputs[0].shape = output.type, output.shape
+            output.replace_all_uses_with(made.outputs[0], replace_graph_outputs=True)
+            graph.remove(user, safe=True)
+            made.outputs[0].name = name
+            nodes.append(made)
+        if not list(node.outputs[0].uses()) and not node.outputs[0].is_graph_output():
+            graph.remove(node, safe=True)
+
+
 @dataclass(frozen=True)
 class _Affine:
     """real = scale * (stored - zero), by tensor or along `axis`; one zero stands for all, where all are equal. `dtype`
@@ -100,13 +136,14 @@ class _Affine:
         """Whether its range may do the work of an activation: exporters leave out a ReLU before asymmetric Q/DQ."""
         return self.dtype.startswith("uint") or any(self.zeros)
 
-    def mark(self, node: ir.Node) -> Mark:
-        """The scales, where TensorRT has such."""
+    def mark(self, node: ir.Node, dimensions: int | None) -> Mark:
+        """The scales, where TensorRT has such, of a tensor with so many dimensions, where that is known."""
         if self.dtype not in ("int8", "int32"):
             raise _refused(node, f"quantizes to {self.dtype}", _RECALIBRATE)
         if any(self.zeros):
             raise _refused(node, "has a zero point other than 0", _RECALIBRATE)
-        return Mark(self.scales, self.axis)
+        axis = self.axis % dimensions if self.axis is not None and dimensions else self.axis
+        return Mark(self.scales, axis)
 
 
 def _affine(node: ir.Node) -> _Affine:
