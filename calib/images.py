@@ -1,4 +1,4 @@
-"""Samples from a folder of images, or of one folder a class, by torchvision's ImageFolder and transforms."""
+"""Samples from a folder of images, or of one folder a class: torchvision's order of an ImageFolder, its transforms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from PIL import Image, UnidentifiedImageError
 
 from calib.errors import CalibError
 from calib.files import as_text, open_regular
-from calib.samples import IMAGE_SUFFIXES, InputSpec, Sample, TransformSpec, fit
+from calib.folders import class_folders, images_below
+from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, undone, user_data
 
@@ -192,20 +193,16 @@ def geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
 
 def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...] | None, tuple[str, ...] | None]:
     """The images in order, their classes and the classes' names: none where the images are in the folder itself."""
-    from torchvision.datasets import ImageFolder
-
     if not folder.is_dir():
         raise CalibError(
             f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
         )
-    try:
-        dataset = ImageFolder(str(folder), allow_empty=True)
-    except FileNotFoundError as error:
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-        if files:
-            return files, None, None
-        raise CalibError(
-            f"{folder}: must hold images, or one folder of images for each class (got neither). Check the path."
-        ) from error
-    names = tuple(map(as_text, dataset.classes))
-    return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), names
+    if names := class_folders(folder):
+        by_class = [images_below(folder / name) for name in names]
+        labels = tuple(label for label, paths in enumerate(by_class) for _ in paths)
+        return [p for paths in by_class for p in paths], labels, tuple(map(as_text, names))
+    if files := images_below(folder):
+        return files, None, None
+    raise CalibError(
+        f"{folder}: must hold images, or one folder of images for each class (got neither). Check the path."
+    )

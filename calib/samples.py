@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from calib.errors import CalibError
-from calib.files import as_text
 from calib.types import Array
 
 Sample = dict[str, Array]
@@ -30,30 +27,6 @@ ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
 #: The fields of a `DataSpec` that say where samples come from: exactly one is given.
 SOURCES = ("images", "arrays", "factory")
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
-
-
-def has_images(folder: str | Path) -> bool:
-    """Whether a file of `IMAGE_SUFFIXES` is anywhere below `folder`."""
-    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
-
-
-def unread(where: str, folder: str | Path, *, classes: bool) -> tuple[str, ...]:
-    """Notes on pictures below `folder` that are not read: those of another kind than `IMAGE_SUFFIXES` and, where
-    `classes` says that it is read as one folder for each class, those that lie beside such folders."""
-    root = Path(folder)
-    found = sorted(Path(at, name) for at, _, names in os.walk(root) for name in names if not name.startswith("."))
-    other = [p for p in found if p.suffix.lower() in UNREAD_SUFFIXES]
-    folders = classes and any(p.is_dir() for p in root.iterdir())
-    beside = [p for p in found if folders and p.parent == root and p.suffix.lower() in IMAGE_SUFFIXES]
-    notes = (
-        (other, f"of a kind that is not read: convert to one of {', '.join(IMAGE_SUFFIXES)}"),
-        (beside, "beside the class folders and not read: move each into the folder of its class"),
-    )
-    return tuple(
-        f"{where}: pictures are {text} ({len(paths)}, first: {as_text(str(paths[0].relative_to(root)))})."
-        for paths, text in notes
-        if paths
-    )
 
 
 def require_batch_size(batch_size: int) -> None:

@@ -29,6 +29,11 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.nightly.pool", "trtpipe.examples.digits", "trtpipe.examples.shapes", "trtpipe.errors",
          "trtpipe.cli.main", "trtpipe.cli.supervised"}, "an error, whose exit code errors.py has",
     ),
+    "walks a folder": (
+        # of installed packages, where what cannot be read cannot be imported either; of scans that it wrote itself
+        {"trtpipe.examples.digits", "trtpipe.pipeline.cache.environment", "trtpipe.pipeline.cache.sources"},
+        "calib.folders.below",
+    ),
     "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
     "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
@@ -78,6 +83,8 @@ def ways(module: ast.Module) -> frozenset[str]:
             and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
         ):
             found.add("ends with a number")
+        if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
+            found.add("walks a folder")
         if name.endswith("ExitCode") and call.args:
             found.add("ends with a number")
         if name.endswith("hashlib.file_digest") or re.match(
@@ -260,6 +267,9 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("page.write_text(html)", "writes a file where it stays"),
         ("with open(path, 'w') as f: f.write(html)", "writes a file where it stays"),
         ("with path.open('wb') as f: f.write(data)", "writes a file where it stays"),
+        ("names = [n for _, _, names in os.walk(images) for n in names]", "walks a folder"),
+        ("paths = sorted(p for p in images.rglob('*') if p.is_file())", "walks a folder"),
+        ("from torchvision.datasets import ImageFolder\ndataset = ImageFolder(images)", "walks a folder"),
         ("raise SystemExit(70)", "ends with a number"),
         ("from sys import exit\nexit(3)", "ends with a number"),
         ("digest = hashlib.sha256(path.read_bytes()).hexdigest()", "digests a file"),

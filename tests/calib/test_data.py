@@ -13,7 +13,8 @@ from PIL import Image
 
 from calib.data import draw, open_source
 from calib.errors import CalibError
-from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, fit, unread
+from calib.folders import unread
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, fit
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))

@@ -17,7 +17,8 @@ import yaml
 from PIL import Image, ImageDraw
 
 from calib.algorithms import ALGORITHMS
-from calib.samples import IMAGE_SUFFIXES, Interpolation, has_images
+from calib.folders import has_images
+from calib.samples import IMAGE_SUFFIXES, Interpolation
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing

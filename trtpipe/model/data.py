@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.files import text_at_most
+from calib.folders import class_folders
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
@@ -178,7 +179,7 @@ def _class_names(
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:
-        folders_of_calibration = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
+        folders_of_calibration = class_folders(job.calibration.images)
         if len(folders_of_calibration) == count:
             return folders_of_calibration, "calibration.images"
     if len(folders) == count:

@@ -14,9 +14,10 @@ import numpy as np
 from PIL import Image
 
 from calib.errors import CalibError
-from calib.files import text_at_most
+from calib.files import open_regular, text_at_most
+from calib.folders import images_below
 from calib.images import geometry
-from calib.samples import IMAGE_SUFFIXES, TransformSpec
+from calib.samples import TransformSpec
 from calib.strictjson import loads
 from calib.types import Array, JsonObject
 from trtpipe.errors import InputError
@@ -117,7 +118,7 @@ def _size(pictures: str | None, name: str) -> tuple[int, int] | None:
     if pictures is None:
         return None
     try:
-        with Image.open(Path(pictures, name)) as picture:
+        with open_regular(Path(pictures, name)) as stream, Image.open(stream) as picture:
             return picture.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # a name that is no UTF-8: `as_text`
         return None
@@ -151,14 +152,17 @@ def _mask_files(
     folder: Path, ids: Sequence[str], spec: TransformSpec, pictures: str | None, *, read: bool
 ) -> Iterator[Image.Image]:
     """The mask of each sample, held against its picture; unless they are `read`, by their names and headers alone."""
-    files = (p for p in sorted(folder.rglob("*")) if _is_image(p))
+    try:
+        files = images_below(folder)
+    except CalibError as error:
+        raise InputError(f"check.labels: {error}") from error
     there = _once(folder, ((p.relative_to(folder).with_suffix("").as_posix(), p) for p in files))
     for name in ids:
         path = there.get(PurePosixPath(name).with_suffix("").as_posix())
         if path is None:
             raise _fault(folder, "hold a mask for each image, named like it", f"none for {name}")
         try:
-            with Image.open(path) as opened:
+            with open_regular(path) as stream, Image.open(stream) as opened:
                 if read:
                     opened.load()
                 mask: Image.Image = opened
@@ -174,10 +178,6 @@ def _mask_files(
                 path, must, f"{mask.width} x {mask.height}", "Make the masks of the pictures that are checked."
             )
         yield mask
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> tuple[Boxes, ...]:

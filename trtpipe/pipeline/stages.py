@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.samples import unread
+from calib.folders import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching

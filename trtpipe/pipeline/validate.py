@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from calib.errors import CalibError
-from calib.samples import IMAGE_SUFFIXES, has_images
+from calib.folders import has_images
+from calib.samples import IMAGE_SUFFIXES
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judgement import judge as judge_of
@@ -181,13 +182,20 @@ def _external_data(job: Job) -> _Problems:
         yield option, text
 
 
+_NO_IMAGE = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
+
+
 def _data(job: Job) -> _Problems:
     """What the names and headers of the job's files show of its samples and their labels."""
     for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None and data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
-            text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
-            yield f"{name}.images", text
-            return
+        if data is not None and data.images is not None and Path(data.images).is_dir():
+            try:
+                fault = "" if has_images(data.images) else _NO_IMAGE
+            except CalibError as error:
+                fault = str(error)
+            if fault:
+                yield f"{name}.images", fault
+                return
     read = [data for data in (job.calibration, job.check) if data is not None]
     files = [path for path in (*(data.arrays for data in read), job.check.labels) if path]
     if not all(os.path.isdir(d.images) for d in read if d.images) or not all(map(os.path.exists, files)):

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from calib.errors import CalibError
 from calib.files import as_text
+from calib.folders import images_below
 from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES
 from calib.types import Array
 from trtpipe.errors import InputError
@@ -55,7 +57,8 @@ def open_feed(path: Path, model: Model) -> Feed:
     that is each image's truth.
 
     Raises:
-        InputError: nothing there, no image in the folder, or a kind of file that is neither image nor array.
+        InputError: nothing there, no image in the folder, a folder in it that cannot be listed, or a kind of file that
+            is neither image nor array.
     """
     if path.is_dir():
         return _folder(path, model)
@@ -73,8 +76,10 @@ def open_feed(path: Path, model: Model) -> Feed:
 
 
 def _folder(folder: Path, model: Model) -> Feed:
-    files = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
-    paths = tuple(sorted(files, key=lambda p: p.relative_to(folder).parts))
+    try:
+        paths = tuple(sorted(images_below(folder), key=lambda p: p.relative_to(folder).parts))
+    except CalibError as error:
+        raise InputError(str(error)) from error
     if not paths:
         raise InputError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     names = set(model.manifest.class_names or ())

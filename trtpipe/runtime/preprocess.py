@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.files import open_regular
 from calib.images import beyond_8_bits
 from calib.types import Array
 from trtpipe.errors import InputError
@@ -32,7 +33,7 @@ def load_image(path: Path) -> Image.Image:
         InputError: not an image, damaged, or with more than `MAX_PIXELS`.
     """
     try:
-        with open(path, "rb") as file, _quiet_pillow(), Image.open(file) as image:
+        with open_regular(path) as file, _quiet_pillow(), Image.open(file) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise InputError(
                     f"{path}: must have at most {MAX_PIXELS} pixels (got {image.width}x{image.height}). Shrink it."

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from calib.files import replacing
-from calib.samples import unread
+from calib.folders import unread
 from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted

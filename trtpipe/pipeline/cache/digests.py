@@ -15,6 +15,8 @@ import stat
 import time
 from pathlib import Path
 
+from calib.folders import below
+
 #: Younger changes than this are not remembered, nanoseconds.
 RACY_NS = 2_000_000_000
 _SCHEMA = """CREATE TABLE IF NOT EXISTS digests (
@@ -61,21 +63,23 @@ class Digests:
 
     def folder(self, path: str | Path) -> str:
         """SHA-256 hex of the names and contents of every file under a folder, and of its folders: an empty one is a
-        class too. Hidden ones are left out.
+        class too. Hidden ones are left out, as they are no samples.
 
         Raises:
-            OSError: something in it cannot be read.
+            CalibError: a folder in it cannot be listed.
+            OSError: a file in it cannot be read.
         """
         root = os.fspath(path)
         if root not in self._folders:
             lines = []
             with self._transaction():
-                for folder, folders, names in os.walk(root, followlinks=True):
-                    folders[:] = sorted(f for f in folders if not f.startswith("."))
-                    inside = os.path.relpath(folder, root)
+                for folder in below(root):
+                    inside = os.path.relpath(folder.path, root)
                     lines.append(f"{inside}/")
-                    lines += [f"{inside}/{n}\0{self.file(os.path.join(folder, n))}" for n in names if n[0] != "."]
-            self._folders[root] = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+                    lines += [f"{inside}/{name}\0{self.file(folder.path / name)}" for name in folder.files]
+            self._folders[root] = hashlib.sha256(
+                "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
+            ).hexdigest()
         return self._folders[root]
 
     def _of(self, path: str) -> str:

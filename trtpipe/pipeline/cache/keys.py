@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calib.errors import CalibError
 from calib.user_code import OURS
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
@@ -247,6 +248,8 @@ class Survey:
             return self.digests.folder(path) if os.path.isdir(path) else self.digests.file(path)
         except OSError as error:
             raise InputError(f"{key}: must be readable (got {error.strerror or error}: {path}).") from error
+        except CalibError as error:
+            raise InputError(f"{key}: {error}") from error
 
     def _file(self, path: str) -> str:
         try:
