@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from calib.errors import CalibCancelled, CalibError
 from trtpipe.errors import _REFUSED, InputError, MissingError, user_error
-from trtpipe.outputs import cache_folder, naming, naming_database, require_writable_file, require_writable_folder
+from trtpipe.outputs import (
+    cache_folder,
+    naming,
+    naming_database,
+    open_database,
+    require_writable_file,
+    require_writable_folder,
+)
 
 
 def refused(code: int, path: str | None = "out/a") -> str:
@@ -101,6 +110,41 @@ def test_sqlites_refusals_are_the_systems(text: str, code: int, tmp_path: Path) 
     assert (error.value.errno, error.value.filename) == (code, str(tmp_path / "h.sqlite"))
     with pytest.raises(sqlite3.OperationalError), naming_database(tmp_path / "h.sqlite"):
         raise sqlite3.OperationalError("no such table: runs")
+
+
+def test_an_io_error_of_a_full_disk_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for left, code in ((63, errno.ENOSPC), (64, errno.EIO)):
+        monkeypatch.setattr(os, "statvfs", lambda _, left=left: SimpleNamespace(f_bavail=left, f_frsize=4096))
+        with pytest.raises(OSError, match=os.strerror(code)), naming_database(tmp_path / "h.sqlite"):
+            raise sqlite3.OperationalError("disk I/O error")
+
+
+def mapped(folder: Path) -> list[str]:
+    """Files below `folder` that this process has mapped into its memory."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+
+
+def test_no_file_of_a_database_is_mapped(tmp_path: Path) -> None:
+    """A mapped page that a full disk has no block for ends the process (SIGBUS), whatever it does about errors."""
+    live, left = tmp_path / "live.sqlite", tmp_path / "left.sqlite"
+    before = sqlite3.connect(live, isolation_level=None)
+    before.execute("PRAGMA journal_mode=WAL")
+    before.execute("CREATE TABLE t (x)")
+    before.execute("INSERT INTO t VALUES (7)")
+    assert mapped(live)
+    for end in ("", "-wal"):  # as a killed process leaves them
+        shutil.copy(f"{live}{end}", f"{left}{end}")
+    for path in (left, tmp_path / "new.sqlite"):
+        one, other = open_database(path, 5), open_database(path, 5)
+        one.execute("CREATE TABLE IF NOT EXISTS t (x)")
+        assert other.execute("SELECT * FROM t").fetchall() == ([(7,)] if path == left else [])
+        one.execute("INSERT INTO t VALUES (8)")
+        assert other.execute("SELECT max(x) FROM t").fetchall() == [(8,)]
+        assert mapped(path) == []
+        assert sorted(p.name for p in tmp_path.glob(f"{path.name}*")) == [path.name]
+        one.close()
+        other.close()
+    before.close()
 
 
 def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.examples.digits", "trtpipe.pipeline.cache.environment", "trtpipe.pipeline.cache.sources"},
         "calib.folders.below",
     ),
+    "opens a database": ({"trtpipe.outputs"}, "outputs.open_database"),
     "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
     "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
@@ -83,6 +84,8 @@ def ways(module: ast.Module) -> frozenset[str]:
             and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
         ):
             found.add("ends with a number")
+        if name == "sqlite3.connect":
+            found.add("opens a database")
         if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
             found.add("walks a folder")
         if name.endswith("ExitCode") and call.args:
@@ -267,6 +270,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("page.write_text(html)", "writes a file where it stays"),
         ("with open(path, 'w') as f: f.write(html)", "writes a file where it stays"),
         ("with path.open('wb') as f: f.write(data)", "writes a file where it stays"),
+        ("with sqlite3.connect(path) as history: pass", "opens a database"),
         ("names = [n for _, _, names in os.walk(images) for n in names]", "walks a folder"),
         ("paths = sorted(p for p in images.rglob('*') if p.is_file())", "walks a folder"),
         ("from torchvision.datasets import ImageFolder\ndataset = ImageFolder(images)", "walks a folder"),

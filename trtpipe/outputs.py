@@ -18,6 +18,8 @@ from trtpipe.values import MANIFEST, MOST_NAME, PLAIN_NAME
 _SIBLING_BYTES = 32
 #: What a probe writes: a disk that has not even this left is full.
 _PROBE_BYTES = 4096
+#: What a commit of SQLite may need: an I/O error of a disk with less is that of a full one, which flushing shows.
+_COMMIT_BYTES = 1 << 18
 
 
 def is_plain(name: str) -> bool:
@@ -51,6 +53,29 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
+def open_database(path: Path, patience_s: float) -> sqlite3.Connection:
+    """A SQLite file, made where there is none, that commits by a rollback journal, each statement by itself.
+
+    Never by a write-ahead log: its index is a file that is mapped, so that on a full disk a process that touches a page
+    without a block dies of SIGBUS. A file that has such a log gets its content and loses it.
+    Source: https://sqlite.org/wal.html, "Use of WAL Without Shared-Memory".
+
+    Args:
+        path: the file.
+        patience_s: how long another program's lock is waited for, seconds.
+
+    Raises:
+        sqlite3.Error: it is no database, stays locked, or cannot be opened.
+    """
+    database = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
+    database.execute("PRAGMA locking_mode=EXCLUSIVE")  # the index of a log is then in memory of this process
+    database.execute("PRAGMA journal_mode=DELETE").fetchall()
+    database.execute("PRAGMA locking_mode=NORMAL").fetchall()
+    database.execute("SELECT count(*) FROM sqlite_master").fetchall()  # lets go of the lock
+    database.execute("PRAGMA synchronous=NORMAL")
+    return database
+
+
 @contextmanager
 def naming_database(path: Path) -> Iterator[None]:
     """`naming` for SQLite.
@@ -70,8 +95,18 @@ def naming_database(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         for text, code in reasons.items():
             if text in str(error):
+                code = errno.ENOSPC if code == errno.EIO and _is_full(path.parent) else code
                 raise OSError(code, os.strerror(code), str(path)) from error
         raise
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether a file system has less left than SQLite may need to commit."""
+    try:
+        left = os.statvfs(folder)
+    except OSError:
+        return False
+    return left.f_bavail * left.f_frsize < _COMMIT_BYTES
 
 
 def require_writable_file(path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trtpipe.cli.main import main
 
-OWN = ("nightly.html", "nightly.json", "nightly.txt", "history.sqlite", "history.sqlite-wal")
+OWN = ("nightly.html", "nightly.json", "nightly.txt", "history.sqlite", "history.sqlite-wal", "history.sqlite-journal")
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -2,6 +2,8 @@
 
 import asyncio
 import datetime
+import errno
+import os
 import socket
 import stat
 import threading
@@ -51,6 +53,16 @@ def test_keys_are_never_overwritten(credentials, capsys):
     assert main(["keygen", "--fleet", str(credentials)]) == 2
     assert f"{credentials}: must not exist yet (it does). Choose another folder; keys are" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in credentials.rglob("*.pem")} == before
+
+
+def test_keygen_on_a_full_disk_names_the_folder(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of a write, which knows no name
+
+    monkeypatch.setattr("trtpipe.nightly.transport._write_role", full)
+    assert main(["keygen", "--fleet", str(tmp_path / "fleet")]) == 2
+    assert f"{tmp_path}/fleet: no space left on the disk. Free some space" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "fleet").exists()
 
 
 def test_keygen_says_what_to_start_where(tmp_path, capsys):

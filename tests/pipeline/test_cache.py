@@ -2,6 +2,7 @@ import errno
 import json
 import multiprocessing
 import os
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -298,6 +299,21 @@ def test_a_folders_digest_is_of_names_and_contents(tmp_path):
     second = digest()
     (tmp_path / "f/a/2.png").write_bytes(b"2")
     assert len({first, second, digest()}) == 3
+
+
+def test_many_files_are_remembered_and_none_is_locked_out_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr("trtpipe.pipeline.cache.digests.RACY_NS", 0)
+    monkeypatch.setattr("trtpipe.pipeline.cache.digests._ROWS", 3)
+    (tmp_path / "f").mkdir()
+    for name in (*map(str, range(7)), os.fsdecode(b"\xff")):
+        old(tmp_path / "f" / name, b"abc")
+    for read in (8, 0):
+        with Digests(tmp_path / "d.sqlite") as digests, sqlite3.connect(tmp_path / "d.sqlite", timeout=0) as other:
+            digests.folder(tmp_path / "f")
+            assert digests.read == read
+            other.execute("BEGIN EXCLUSIVE")
+            other.rollback()
+        other.close()
 
 
 def test_a_damaged_table_is_replaced(tmp_path):

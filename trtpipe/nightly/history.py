@@ -1,6 +1,6 @@
 """Every night in one SQLite file: what was built, from what, how good and how fast.
 
-Write-ahead logging and one transaction for each result: a killed process loses at most the job that it was building.
+One transaction for each result: a killed process loses at most the job that it was building.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calib.types import JsonObject
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
-from trtpipe.outputs import naming_database
+from trtpipe.outputs import naming_database, open_database
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
 TABLES_VERSION = 1
@@ -58,7 +58,7 @@ class History:
         self.path = path
         with self._file_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
+            self._db = open_database(path, LOCKED_S)
             self._prepare()
 
     @contextlib.contextmanager
@@ -85,8 +85,6 @@ class History:
             raise InputError(
                 f"{self.path}: must be a history of version {TABLES_VERSION} (got {version}). Update trtpipe."
             )
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
         if version < TABLES_VERSION:
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version={TABLES_VERSION}")

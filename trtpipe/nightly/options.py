@@ -132,5 +132,5 @@ class Unwatched:
 def own_files(options: Options) -> frozenset[Path]:
     """What a night writes beside its bundles: the report and the history, with SQLite's files beside it."""
     reports = [options.out / f"nightly.{suffix}" for suffix in ("json", "txt", "html")]
-    history = [options.history.with_name(options.history.name + end) for end in ("", "-wal", "-shm")]
+    history = [options.history.with_name(options.history.name + end) for end in ("", "-journal", "-wal", "-shm")]
     return frozenset([*reports, *history])

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from calib.files import read_at_most
 from trtpipe.bundle.signing import MOST_KEY_BYTES
 from trtpipe.errors import InputError, MissingError, first_line
+from trtpipe.outputs import naming
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -195,6 +196,7 @@ def make_credentials(folder: Path) -> datetime.datetime:
 
     Raises:
         InputError: the folder exists already: a key is never overwritten.
+        OSError: it cannot be written; its filename is `folder`.
     """
     if os.path.lexists(folder):
         raise InputError(f"{folder}: must not exist yet (it does). Choose another folder; keys are never overwritten.")
@@ -208,13 +210,14 @@ def make_credentials(folder: Path) -> datetime.datetime:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    folder.mkdir(parents=True, mode=0o700)
-    try:
-        for role in ROLES:
-            _write_role(folder / role, role, name, key, authority, now, until)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with naming(folder):
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            for role in ROLES:
+                _write_role(folder / role, role, name, key, authority, now, until)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return until
 
 

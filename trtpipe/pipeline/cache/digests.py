@@ -15,8 +15,12 @@ import stat
 import time
 from pathlib import Path
 
+from calib.files import as_text
 from calib.folders import below
+from trtpipe.outputs import open_database
 
+#: So many rows are written at once, as each transaction waits for the disk.
+_ROWS = 1_000
 #: Younger changes than this are not remembered, nanoseconds.
 RACY_NS = 2_000_000_000
 _SCHEMA = """CREATE TABLE IF NOT EXISTS digests (
@@ -35,6 +39,7 @@ class Digests:
         self._seen: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._table = None if path is None else _opened(path)
+        self._new: list[tuple[object, ...]] = []
         #: How many files were read, because they were new or had changed.
         self.read = 0
 
@@ -45,8 +50,9 @@ class Digests:
         self.close()
 
     def close(self) -> None:
-        """Close the table."""
+        """Remember what is new, and close the table."""
         if self._table is not None:
+            self._store()
             self._table.close()
             self._table = None
 
@@ -72,11 +78,10 @@ class Digests:
         root = os.fspath(path)
         if root not in self._folders:
             lines = []
-            with self._transaction():
-                for folder in below(root):
-                    inside = os.path.relpath(folder.path, root)
-                    lines.append(f"{inside}/")
-                    lines += [f"{inside}/{name}\0{self.file(folder.path / name)}" for name in folder.files]
+            for folder in below(root):
+                inside = os.path.relpath(folder.path, root)
+                lines.append(f"{inside}/")
+                lines += [f"{inside}/{name}\0{self.file(folder.path / name)}" for name in folder.files]
             self._folders[root] = hashlib.sha256(
                 "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
             ).hexdigest()
@@ -95,7 +100,9 @@ class Digests:
             digest = hashlib.file_digest(stream, "sha256").hexdigest() if _HAS_FILE_DIGEST else _digest(stream)
         self.read += 1
         if now - max(status.st_mtime_ns, status.st_ctime_ns) > RACY_NS:
-            self._store((path, *facts, digest))
+            self._new.append((as_text(path), *facts, digest))
+            if len(self._new) == _ROWS:
+                self._store()
         return digest
 
     def _row(self, path: str) -> tuple[object, ...] | None:
@@ -103,28 +110,22 @@ class Digests:
             return None
         query = "SELECT size, mtime_ns, ctime_ns, inode, device, sha256 FROM digests WHERE path = ?"
         with contextlib.suppress(sqlite3.Error):
-            row: tuple[object, ...] | None = self._table.execute(query, (path,)).fetchone()
+            row: tuple[object, ...] | None = self._table.execute(query, (as_text(path),)).fetchone()
             return row
         return None
 
-    def _store(self, row: tuple[object, ...]) -> None:
-        if self._table is not None:
-            with contextlib.suppress(sqlite3.Error):  # it is only a memory: the file will be read again
-                self._table.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-
-    @contextlib.contextmanager
-    def _transaction(self):  # type: ignore[no-untyped-def]
-        """Many rows at once; errors of the table never are the caller's."""
-        if self._table is None:
-            yield
+    def _store(self) -> None:
+        """Write what is new in one transaction, so that no lock is held while a file is read."""
+        rows, self._new = self._new, []
+        if self._table is None or not rows:
             return
-        with contextlib.suppress(sqlite3.Error):
-            self._table.execute("BEGIN IMMEDIATE")
         try:
-            yield
-        finally:
+            self._table.execute("BEGIN IMMEDIATE")
+            self._table.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._table.execute("COMMIT")
+        except sqlite3.Error:  # it is only a memory: the files will be read again
             with contextlib.suppress(sqlite3.Error):
-                self._table.execute("COMMIT")
+                self._table.execute("ROLLBACK")
 
 
 _HAS_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
@@ -142,9 +143,7 @@ def _opened(path: Path) -> sqlite3.Connection | None:
     for again in (True, False):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            table = sqlite3.connect(path, timeout=30, isolation_level=None)
-            table.execute("PRAGMA journal_mode=WAL")
-            table.execute("PRAGMA synchronous=NORMAL")
+            table = open_database(path, 30)
             table.execute(_SCHEMA)
             return table
         except sqlite3.OperationalError:
