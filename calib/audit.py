@@ -154,7 +154,9 @@ def _of_data(
     lines = [f"{len(skipped)} bad samples were skipped; first: {skipped[0]}"] if skipped else []
     missing = sorted(name for name, count in (coverage or {}).items() if not count)
     if missing:
-        lines.append(f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples.")
+        lines.append(
+            f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples, or add some."
+        )
     by_state = {s: sorted(k for k, t in tensors.items() if t.state == s) for s in ("dead", "constant")}
     if by_state["dead"]:
         lines.append(

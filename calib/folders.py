@@ -1,7 +1,7 @@
 """Folders of pictures: one rule of what is in them, for samples, masks and the keys of the cache.
 
 Links are followed, and what is hidden (its name begins with a dot) is left out. What cannot be listed is an error:
-`os.walk` and `Path.rglob` leave it out without a word.
+`os.walk` and `rglob` of pathlib leave it out without a word.
 """
 
 from __future__ import annotations
