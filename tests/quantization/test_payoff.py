@@ -18,6 +18,7 @@ from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.progress import Silent
 from trtpipe.quantization.payoff import (
+    ALL_LARGER,
     ATTENTION,
     DEPTHWISE,
     KERNEL_BYTES,
@@ -263,7 +264,7 @@ def test_what_stays_wide_depends_on_what_the_job_allows_and_on_the_target() -> N
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:
     graph = captured(chain([16, 16, 16]), 16, 4, 4)
     found, notes = gains_nothing(graph, "tensorrt_rtx", INT8, Keep())
-    assert (found, notes) == ({}, (NOTHING_GAINS.format(modes="INT8", reasons=LARGER),))
+    assert (found, notes) == ({}, (ALL_LARGER.format(modes="INT8", reasons=LARGER),))
     # A conv that is too small, and one row: the second needs kernels of 290 kB and saves 300.
     large = captured(nn.Sequential(nn.Conv2d(3, 20, 1), nn.Flatten(), nn.Linear(500, 600)), 3, 5, 5)
     found, notes = gains_nothing(large, "tensorrt_rtx", INT8, Keep())
@@ -276,6 +277,33 @@ def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so(
     wider = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 16)), 3, 4, 4)
     nothing = NOTHING_GAINS.format(modes="FP8", reasons=ONE_ROW)
     assert gains_nothing(wider, "tensorrt", Modes(frozenset({"fp8"})), Keep()) == ({}, (nothing,))
+    # The small convolution shares its kernels with a norm and with the linear, whose weights pay for them: of all
+    # operations none makes the engine larger, and no reason says so.
+    norm = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Flatten(), nn.Linear(256, 2048))
+    nothing = NOTHING_GAINS.format(modes="INT8", reasons=ONE_ROW)
+    assert gains_nothing(captured(norm, 16, 4, 4), "tensorrt_rtx", INT8, Keep()) == ({}, (nothing,))
+
+
+@pytest.mark.parametrize("number_format", ["int8", "fp8"])
+@pytest.mark.parametrize("widths", [[16, 16], [256, 2048, 256], [256, 900, 256], [900, 900], [900, 900, 16], [16, 900]])
+def test_what_a_note_says_of_the_engines_size_is_what_the_kernels_and_weights_sum_to(
+    widths: list[int], number_format: str
+) -> None:
+    """A chain of linears on one row, which all gain nothing by their shape; gains in bytes as above."""
+    saves = [i * o for i, o in itertools.pairwise(widths)]
+    inside = [c for n in range(len(saves) + 1) for c in itertools.combinations(range(len(saves)), n)]
+    gains = {c: sum(saves[k] for k in c) - KERNEL_BYTES * len({*c, *(k - 1 for k in c)}) for c in inside}
+    best = max(gains, key=lambda c: (gains[c], len(c)))
+    network = nn.Sequential(*(x for i, o in itertools.pairwise(widths) for x in (nn.Linear(i, o), nn.ReLU())))
+    one = job({f"{number_format}_mode": True, "fp16_mode": True})
+    graph = captured(network, widths[0])
+    keep = keep_of(one, graph)
+    (note,) = keep.notes
+    assert ("Without that the engine is smaller" in note) == (not best)
+    assert ("those whose weights make the engine smaller" in note) == (0 < len(best) < len(saves)) == bool(keep.wide)
+    # No sizes are known of TensorRT's engines.
+    (note,) = keep_of(job(one.precision.model_dump(), "tensorrt"), graph).notes
+    assert "engine" not in note
 
 
 class Mixed(nn.Module):

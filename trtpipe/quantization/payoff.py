@@ -104,8 +104,9 @@ ONLY_SIZE = (
 )
 NOTHING_GAINS = (
     "precision.placement: no operation of this network gains from {modes} ({reasons}), and all are quantized because "
-    "the job asks for {modes}. Without that the engine is smaller."
+    "the job asks for {modes}"
 )
+ALL_LARGER = f"{NOTHING_GAINS}. Without that the engine is smaller."
 
 
 def keep_of(job: Job, captured: Captured) -> Keep:
@@ -115,7 +116,8 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     `precision.formats` names.
 
     P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
-    leaves nothing either, everything is quantized, because the job asks for it, and a note says so.
+    leaves nothing either, or is not for the target, everything is quantized, because the job asks for it. A note says
+    so, and of the engine's size what P4 found.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -174,9 +176,11 @@ def gains_nothing(
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
     if wide and len(wide) == len(eight):
-        reasons = "; ".join(dict.fromkeys(wide.values()))
-        smaller = by_size(nodes)
-        wide, note = (smaller, ONLY_SIZE) if 0 < len(smaller) < len(nodes) else ({}, NOTHING_GAINS)
+        larger = by_size(nodes)
+        reasons = "; ".join(dict.fromkeys(why for n, why in wide.items() if n in by_shape or n in larger))
+        # Of sizes a note says what P4 says of all operations, and nothing where it keeps none of them wide.
+        note = NOTHING_GAINS if not larger else ONLY_SIZE if len(larger) < len(nodes) else ALL_LARGER
+        wide = larger if note is ONLY_SIZE else {}
         titles = " and ".join(FORMATS[f].title for f in ("int8", "fp8") if f in eight.values())
         notes = (note.format(modes=titles, reasons=reasons),)
     return {n.name: why for n, why in wide.items()}, notes
