@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  registers quantized_decomposed
 
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark
@@ -66,3 +67,21 @@ def test_a_dequantize_of_integers_that_the_model_is_given_is_refused() -> None:
         "model.program: dequantize_per_tensor dequantizes what no quantize has made (x). Give the model in FP32, "
         "which trtpipe then quantizes itself."
     )
+
+
+def test_recalibration_is_offered_only_where_nothing_else_is_refused() -> None:
+    class Reads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kind = (0.1, 3, -128, 127, torch.int8)
+            stored = torch.ops.quantized_decomposed.quantize_per_tensor.default(x, *kind)
+            float_again = torch.ops.quantized_decomposed.dequantize_per_tensor.default(stored, *kind)
+            return float_again + stored
+
+    for recalibrate in (False, True):
+        graph = graph_module(torch.export.export(Reads(), (torch.zeros(2, 2),)))
+        with pytest.raises(InputError) as caught:
+            _take_qdq_off(graph, "model.program", recalibrate)
+        assert str(caught.value) == (
+            "model.program: quantize_per_tensor has a reader that is no dequantize (add). Give the model in FP32, "
+            "which trtpipe then quantizes itself."
+        )

@@ -212,11 +212,14 @@ class TensorQuantizer(torch.nn.Module):
             setattr(self, name, value)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "fp8": ({"amax": 1.0, "bits": (4, 3)}, "num_bits (4, 3)"),
-    "int4": ({"amax": 1.0, "bits": 4, "block_sizes": {-1: 128}}, "num_bits 4, blocks"),
-    "unsigned": ({"amax": 1.0, "unsigned": True}, "unsigned"),
-    "dynamic": ({"amax": None}, "dynamic"),
+#: Attributes, what is said of them, and whether recalibration takes them.
+REFUSED: dict[str, tuple[dict[str, Any], str, bool]] = {
+    "fp8": ({"amax": 1.0, "bits": (4, 3)}, "num_bits (4, 3)", True),
+    "int4": ({"amax": 1.0, "bits": 4, "block_sizes": {-1: 128}}, "num_bits 4, blocks", True),
+    "unsigned": ({"amax": 1.0, "unsigned": True}, "unsigned", True),
+    "dynamic": ({"amax": None}, "dynamic", True),
+    "off": ({"amax": 1.0, "_disabled": True, "pre_quant_scale": 2.0}, "disabled with pre_quant_scale", False),
+    "rotated": ({"amax": 1.0, "rotate_is_enabled": True}, "a rotation", False),
 }
 
 
@@ -224,13 +227,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_modelopts_quantizers_that_tensorrt_has_not(name: str) -> None:
     from trtpipe.model.quantizers import take_quantizers_off
 
-    attributes, got = REFUSED[name]
-    network = take_quantizers_off(torch.nn.Sequential(TensorQuantizer(**attributes)), "model.factory")
+    attributes, got, recalibrated = REFUSED[name]
+
+    def taken_off(recalibrate: bool) -> torch.nn.Module:
+        network = torch.nn.Sequential(TensorQuantizer(**attributes))
+        return take_quantizers_off(network, "model.factory", recalibrate=recalibrate)
+
     with pytest.raises(InputError) as caught:  # one that is not used is of no matter
-        network(torch.ones(2))
+        taken_off(False)(torch.ones(2))
+    step = "TensorRT takes symmetric " if recalibrated else "Give the model in FP32, which trtpipe then quantizes"
     assert str(caught.value).startswith(
-        f"model.factory: 0 must quantize to symmetric INT8 with a fixed amax (got {got}). TensorRT takes symmetric "
+        f"model.factory: 0 must quantize to symmetric INT8 with a fixed amax (got {got}). {step}"
     )
+    assert ("calibration.recalibrate" in str(caught.value)) == recalibrated
+    if recalibrated:
+        taken_off(True)(torch.ones(2))
+        return
+    with pytest.raises(InputError, match="with a fixed amax"):
+        taken_off(True)(torch.ones(2))
 
 
 def test_modelopts_quantizers() -> None:

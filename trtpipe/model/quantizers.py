@@ -126,7 +126,9 @@ def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn
     off = bool(getattr(module, "_disabled", False)) or not getattr(module, "_if_quant", True)
     if off and factor is None:
         return torch.nn.Identity()
-    if recalibrate and not off and not getattr(module, "rotate_is_enabled", False):
+    rotated = bool(getattr(module, "rotate_is_enabled", False))
+    changed = off or rotated  # what is quantized is not what would be without
+    if recalibrate and not changed:
         return Marked(ANY_SCALE, factor)
     other = [
         what
@@ -137,12 +139,13 @@ def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn
             ("dynamic", getattr(module, "_dynamic", False) or getattr(module, "amax", None) is None),
             ("disabled with pre_quant_scale", off),
             ("a bias", getattr(module, "bias", None) is not None),
-            ("a rotation", bool(getattr(module, "rotate_is_enabled", False))),
+            ("a rotation", rotated),
         )
         if there
     ]
     if other:
-        raise InputError(f"{where} must quantize to symmetric INT8 with a fixed amax (got {', '.join(other)}). {_STEP}")
+        step = _FLOAT if changed else _STEP
+        raise InputError(f"{where} must quantize to symmetric INT8 with a fixed amax (got {', '.join(other)}). {step}")
     axis = getattr(module, "axis", None)
     if isinstance(axis, Sequence):
         axis = axis[0] if len(axis) == 1 else None
@@ -168,10 +171,16 @@ def _mark(affine: _Affine, where: str) -> Mark:
 
 def _take_qdq_off(graph: GraphModule, where: str, recalibrate: bool) -> None:
     changed = False
+    unfit: list[InputError] = []  # what recalibration takes: said after what it does not
     for node in [n for n in calls(graph.graph) if _name(n) in (*_DEQUANTIZE, *_FAKE)]:
-        source, marked = _quantized(graph, node, where, recalibrate)
+        source, affine = _quantized(graph, node, where)
         with graph.graph.inserting_before(node):
-            if marked is not None:
+            if affine is not None:
+                marked = ANY_SCALE
+                try:
+                    marked = marked if recalibrate else _mark(affine, f"{where}: {node.name}")
+                except InputError as error:
+                    unfit.append(error)
                 axis = -1 if marked.axis is None else marked.axis
                 mark = torch.ops.trtpipe.mark.default
                 source = graph.graph.call_function(mark, (source, list(marked.scales), axis))
@@ -182,9 +191,11 @@ def _take_qdq_off(graph: GraphModule, where: str, recalibrate: bool) -> None:
     for node in reversed([n for n in calls(graph.graph) if _name(n) in _QUANTIZE]):
         if node.users:
             raise InputError(
-                f"{where}: {node.name} has a reader that is no dequantize ({next(iter(node.users))}). {_STEP}"
+                f"{where}: {node.name} has a reader that is no dequantize ({next(iter(node.users))}). {_FLOAT}"
             )
         graph.graph.erase_node(node)
+    if unfit:
+        raise unfit[0]
     if changed:
         graph.graph.lint()
         graph.recompile()
@@ -201,8 +212,8 @@ class _Affine:
     high: int
 
 
-def _quantized(graph: GraphModule, node: Node, where: str, recalibrate: bool) -> tuple[Node, Mark | None]:
-    """What a dequantize or fake-quantize gives in float, and its mark: None for a bias, which stays in float."""
+def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, _Affine | None]:
+    """What a dequantize or fake-quantize gives in float, and its scales: None for a bias, which stays in float."""
     affine, before = _affine(graph, node, where), node.args[0]
     assert isinstance(before, Node)
     source: Any
@@ -225,9 +236,7 @@ def _quantized(graph: GraphModule, node: Node, where: str, recalibrate: bool) ->
         raise InputError(f"{where}: {node.name} dequantizes what no quantize has made ({before.name}). {_FLOAT}")
     if stored is not None and stored.dtype == torch.int32:
         return source, None
-    if recalibrate:
-        return source, ANY_SCALE
-    return source, _mark(affine, f"{where}: {node.name}")
+    return source, affine
 
 
 def _affine(graph: GraphModule, node: Node, where: str) -> _Affine:

@@ -131,6 +131,50 @@ def test_an_activation_by_channel_with_zero_points_cannot_be_recalibrated(tmp_pa
         load_network(path, recalibrate=True)
 
 
+#: Types of quantized tensors by name, and whether recalibration takes them.
+TYPES = {"INT8": True, "UINT8": True, "INT16": True, "UINT16": True, "FLOAT8E4M3FN": False, "INT4": False}
+
+
+@pytest.mark.parametrize("zero", ["zero point", "output_dtype"])
+@pytest.mark.parametrize("weight", TYPES)
+@pytest.mark.parametrize("activation", TYPES)
+def test_recalibration_is_offered_where_it_takes_the_file(
+    activation: str, weight: str, zero: str, tmp_path: Path
+) -> None:
+    first, second = (getattr(onnx.TensorProto, kind) for kind in (activation, weight))
+    given = ["s", "z"] if zero == "zero point" else ["s"]
+    kind = {} if zero == "zero point" else {"output_dtype": first}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *given], ["q"], "n0", **kind),
+        helper.make_node("DequantizeLinear", ["q", *given], ["p"], "n1"),
+        helper.make_node("DequantizeLinear", ["w", "s", "t"], ["v"], "n2"),
+        helper.make_node("MatMul", ["p", "v"], ["y"], "n3"),
+    ]
+    path = saved(tmp_path / "m.onnx", nodes, {"s": HALF}, opset=21)
+    model = onnx.load(path)
+    model.graph.initializer.extend(
+        [helper.make_tensor("z", first, [], [0]), helper.make_tensor("t", second, [], [0]),
+         helper.make_tensor("w", second, [4, 2], [1] * 8)]
+    )  # fmt: skip
+    path.write_bytes(model.SerializeToString())
+    if activation == weight == "INT8":
+        load_network(path)
+        return
+    with pytest.raises(InputError) as caught:
+        load_network(path)
+    if TYPES[activation] and TYPES[weight]:
+        assert "set calibration.recalibrate: true, which starts from its FP32 form." in str(caught.value)
+        load_network(path, recalibrate=True)
+        return
+    first_read = "DequantizeLinear (n1)" if zero == "zero point" else "QuantizeLinear (n0)"
+    node, name = ("DequantizeLinear (n2)", weight) if TYPES[activation] else (first_read, activation)
+    said = f"model.onnx: {node} quantizes to {name.lower().replace('8e', '8_e')}. {IN_FLOAT}"
+    assert str(caught.value) == said
+    with pytest.raises(InputError) as caught:
+        load_network(path, recalibrate=True)
+    assert str(caught.value) == said
+
+
 def test_a_quantization_by_blocks(tmp_path: Path) -> None:
     scales, zeros = np.full((1, 1, 4, 2), 0.5, np.float32), np.zeros((1, 1, 4, 2), np.int8)
     nodes = [

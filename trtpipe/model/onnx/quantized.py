@@ -22,6 +22,9 @@ _RECALIBRATE = (
 
 _ONE_SCALE = "Give each tensor one scale, or set calibration.recalibrate: true, which starts from the file's FP32 form."
 
+#: Types that are read, by NumPy's names; of those that are not INT8 (and INT32 for biases) no scale is taken.
+_READ = ("int8", "uint8", "int16", "uint16", "int32")
+
 Marks = dict["tuple[ir.Node, int]", Mark]
 
 
@@ -31,6 +34,9 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
     A pair of QuantizeLinear and DequantizeLinear becomes the tensor before it, a DequantizeLinear of a constant the
     constant in FP32. An INT32 bias is no quantized input: TensorRT adds biases in float. Where a pair's range may do
     the work of an activation, a Clip to it stays.
+
+    Of a file that is refused for its scales alone the message offers `calibration.recalibrate`: all that is refused
+    with it too comes first.
 
     Args:
         model: changed in place.
@@ -43,6 +49,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
 
     marks: Marks = {}
     notes: list[str] = []
+    unfit: list[InputError] = []  # scales that TensorRT has not
     clips: dict[ir.Node, ir.Value] = {}
     graph = model.graph
     _transpose_constants(graph)
@@ -65,10 +72,11 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
         else:
             raise _refused(node, "dequantizes what no QuantizeLinear has made")
         for use in node.outputs[0].uses():
-            if use[0].op_type == "QuantizeLinear" and not any_scales and _affine(use[0]) != affine:
-                raise _refused(use[0], "quantizes with another scale what is quantized already", _ONE_SCALE)
+            if use[0].op_type == "QuantizeLinear" and _affine(use[0]) != affine:
+                unfit.append(_refused(use[0], "quantizes with another scale what is quantized already", _ONE_SCALE))
         if stored.dtype != ir.DataType.INT32:
-            mark = ANY_SCALE if any_scales else affine.mark(node, None if stored.shape is None else len(stored.shape))
+            unfit += [_refused(node, why, _RECALIBRATE) for why in affine.misfits]
+            mark = ANY_SCALE if any_scales else affine.mark(None if stored.shape is None else len(stored.shape))
             marks |= dict.fromkeys(((use[0], use[1]) for use in node.outputs[0].uses()), mark)
         output = node.outputs[0]
         if output.is_graph_output():
@@ -83,6 +91,8 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
         if list(node.outputs[0].uses()) or node.outputs[0].is_graph_output():
             raise _refused(node, "has a reader that is no DequantizeLinear")
         graph.remove(node, safe=True)
+    if unfit and not any_scales:
+        raise unfit[0]
     return marks, tuple(notes)
 
 
@@ -136,18 +146,26 @@ class _Affine:
         """Whether its range may do the work of an activation: exporters leave out a ReLU before asymmetric Q/DQ."""
         return self.dtype.startswith("uint") or any(self.zeros)
 
-    def mark(self, node: ir.Node, dimensions: int | None) -> Mark:
-        """The scales, where TensorRT has such, of a tensor with so many dimensions, where that is known."""
-        if self.dtype not in ("int8", "int32"):
-            raise _refused(node, f"quantizes to {self.dtype}", _RECALIBRATE)
-        if any(self.zeros):
-            raise _refused(node, "has a zero point other than 0", _RECALIBRATE)
+    @property
+    def misfits(self) -> tuple[str, ...]:
+        """What TensorRT has not."""
+        other = (f"quantizes to {self.dtype}",) if self.dtype not in ("int8", "int32") else ()
+        return (*other, "has a zero point other than 0") if any(self.zeros) else other
+
+    def mark(self, dimensions: int | None) -> Mark:
+        """The scales, of a tensor with so many dimensions, where that is known."""
         axis = self.axis % dimensions if self.axis is not None and dimensions else self.axis
         return Mark(self.scales, axis)
 
 
 def _affine(node: ir.Node) -> _Affine:
-    """How a QuantizeLinear or DequantizeLinear quantizes."""
+    """How a QuantizeLinear or DequantizeLinear quantizes.
+
+    Raises:
+        InputError: in a way of which no FP32 form is made.
+    """
+    import onnx_ir as ir
+
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     scales = None if scale is None or scale.const_value is None else scale.const_value.numpy()
     if scales is None or (zero is not None and zero.const_value is None):
@@ -162,6 +180,10 @@ def _affine(node: ir.Node) -> _Affine:
         zeros = zeros.astype(np.int8 if held is None else held.dtype)
         if before is not None and before.op_type == "QuantizeLinear":
             zeros = zeros.astype(_affine(before).dtype)
+    elif zero is None and "output_dtype" in node.attributes and node.attributes["output_dtype"].value:
+        zeros = zeros.astype(ir.DataType(node.attributes["output_dtype"].value).numpy())
+    if zeros.dtype.name not in _READ:
+        raise _refused(node, f"quantizes to {zeros.dtype.name}")
     axis = node.attributes["axis"].value if "axis" in node.attributes else 1
     return _Affine(
         tuple(float(s) for s in scales.astype(np.float32).reshape(-1)),
@@ -200,8 +222,6 @@ def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Aff
     """A new initializer with the numbers that stored integers stand for."""
     import onnx_ir as ir
 
-    if stored.dtype.name not in ("int8", "uint8", "int16", "uint16", "int32"):
-        raise _refused(node, f"dequantizes {stored.dtype.name}")
     scales, zeros = np.array(affine.scales, np.float32), np.array(affine.zeros, np.float32)
     if affine.axis is not None:
         shape = [-1 if a == affine.axis % stored.ndim else 1 for a in range(stored.ndim)]
