@@ -183,12 +183,21 @@ def test_the_exit_code_is_never_success_because_a_model_exits(
             {"fp8_mode": True, "int8_mode": True, "formats": {"b": "fp8"}},
             "precision.formats.b: must match a module with a convolution, lin",
         ),
+        # What no operation is left for is no different:
+        ({"int8_mode": True, "keep": {"fp16": ["a"]}}, "precision.int8_mode: no layer is left to quantize."),
+        (
+            {"fp8_mode": True, "keep": {"fp32": ["*"]}},
+            "precision: something must be left to quantize in FP8 (got none: ",
+        ),
+        ({"nvfp4_mode": True}, "precision: something must be left to quantize in NVFP4 (got none: NVFP4: its 4 inputs"),
+        ({"weights": "int4"}, "precision: something must be left to quantize in INT4 (got none: INT4: its 4 inputs"),
     ],
 )
-def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path, precision: Any, said: str) -> None:
+def test_formats_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path, precision: Any, said: str) -> None:
     """Before calibration: its samples are never opened."""
-    samples = {"calibration": {"factory": "awkward_globs:no_such_samples"}} if "int8_mode" in precision else {}
-    build = {"target": "tensorrt_rtx", "compute_capability": ["8.9"]}
+    quantized = precision.keys() - {"keep", "formats"}
+    samples = {"calibration": {"factory": "awkward_globs:no_such_samples"}} if quantized else {}
+    build = {"target": "tensorrt_rtx", "compute_capability": ["12.0" if "nvfp4_mode" in quantized else "8.9"]}
     precision = {"fp16_mode": True, **precision}
     file = job(tmp_path, "return y", ONE, "awkward_globs", precision=precision, build=build, **samples)
     with pytest.raises(InputError) as caught:

@@ -89,7 +89,7 @@ def test_what_previews_a_build_rounds_by_the_scales_of_the_build(
     modes, half, keep = FORMATS[name], torch.float16, Keep()
     narrow = None if modes is None else Narrow(modes, Statistics(model.amax, {}))
     graph, int8 = model.captured.graph, narrow is None
-    plan = plan_sites(model.captured, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(model.captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     changed = planned(model.captured, plan, model.amax, scale_types(graph, half, keep, ranges), narrow)
     machine = Partial(graph)
     with torch.inference_mode():

@@ -12,19 +12,24 @@ if TYPE_CHECKING:
 
 
 def as_the_job_wants(job: Job, captured: Captured) -> Captured:
-    """`with_own_scales`, after every glob of the job's precision was found to match a module: before calibration.
+    """`with_own_scales`, after every glob of the job's precision was found to match a module, and something was found
+    to quantize where the job asks for it: before calibration.
 
     Raises:
-        InputError: one does not; or as `with_own_scales`.
+        InputError: a glob does not, nothing is left to quantize; or as `with_own_scales`.
     """
     from trtpipe.model.sites import of_product
     from trtpipe.quantization.policy import checked_modes, modes_of
     from trtpipe.quantization.precision import Keep, checked_keep
+    from trtpipe.quantization.quantize import checked_plan
 
-    keep = job.precision.keep
-    checked_keep(Keep(keep.fp32, keep.fp16, keep.bf16), captured.graph)
-    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if of_product(s)))
-    return with_own_scales(job, captured)
+    precision, modes = job.precision, modes_of(job.precision)
+    keep = checked_keep(Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16), captured.graph)
+    checked_modes(modes, tuple(s.consumer for s in captured.sites if of_product(s)))
+    wanted = with_own_scales(job, captured)
+    if job.places_qdq:  # precision.placement, which always leaves something, makes no difference
+        checked_plan(wanted, int8=precision.int8_mode, keep=keep, modes=modes if modes.narrow else None)
+    return wanted
 
 
 def with_own_scales(job: Job, captured: Captured) -> Captured:

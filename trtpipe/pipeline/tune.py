@@ -269,8 +269,10 @@ class _Bench:
             machine = Partial(captured.graph)
             machine.finish(0, machine.inputs(sample.inputs), {})
             self._macs.update({node.name: count for node, count in machine.macs_of.items()})
-        keep = keep_of(job, self.prepared.captured)
-        plan = plan_sites(captured, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
+        keep, narrow = keep_of(job, self.prepared.captured), self.narrow(job)
+        plan = plan_sites(
+            captured, int8=job.precision.int8_mode, keep=keep, modes=None if narrow is None else narrow.modes
+        )
         sites = (*plan.int8, *(n.site for n in plan.narrow))
         inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if of_product(s)})
         return inside / max(1, sum(self._macs.values()))
@@ -286,7 +288,8 @@ class _Bench:
         job, prepared = chosen(self.job, candidate), self.prepared
         graph, precision = prepared.captured.graph, job.precision
         narrow, keep = self.narrow(job), keep_of(job, prepared.captured)
-        plan = plan_sites(prepared.captured, int8=precision.int8_mode, keep=keep, narrow=narrow)
+        modes = None if narrow is None else narrow.modes
+        plan = plan_sites(prepared.captured, int8=precision.int8_mode, keep=keep, modes=modes)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
         types = scale_types(graph, half, keep, prepared.needed_ranges(precision))
         changed = planned(prepared.captured, plan, self.amax(candidate.algorithm), types, narrow)

@@ -281,16 +281,14 @@ def quantize(
         narrow: FP8 and 4 bits, and what shares the graph between them and INT8; None for INT8 alone.
 
     Raises:
-        InputError: a glob matches nothing, or the table lacks a tensor.
+        InputError: a glob matches nothing, nothing is left to quantize, or the table lacks a tensor.
     """
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
-    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
+    plan = checked_plan(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
-        if not plan.int8 and not plan.narrow:
-            raise InputError(_nothing_left(plan, narrow))
         notes += not_fused(plan.int8)
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
     if narrow is not None:
@@ -333,32 +331,41 @@ class SitePlan:
         return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
 
 
-def plan_sites(captured: Captured, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
-    """The sites of a job's formats; changes nothing. `int8`, `keep` and `narrow` are as for `quantize`.
+def checked_plan(captured: Captured, *, int8: bool, keep: Keep, modes: Modes | None) -> SitePlan:
+    """`plan_sites`, after it was found to quantize something for a job that asks for it.
+
+    Raises:
+        InputError: nothing is left to quantize; or as `plan_sites`.
+    """
+    plan = plan_sites(captured, int8=int8, keep=keep, modes=modes)
+    if (int8 or modes is not None) and not plan.int8 and not plan.narrow:
+        raise InputError(_nothing_left(plan, modes))
+    return plan
+
+
+def plan_sites(captured: Captured, *, int8: bool, keep: Keep, modes: Modes | None) -> SitePlan:
+    """The sites of a job's formats; changes nothing. `int8` and `keep` are as for `quantize`; `modes` of a job with
+    INT8 alone are None.
 
     Raises:
         InputError: a glob of `precision.formats` matches nothing that its format can hold.
     """
-    if not int8 and narrow is None:
+    if not int8 and modes is None:
         return SitePlan((), (), Assignment(), ())
     chosen = Assignment()
-    if narrow is not None:
+    if modes is not None:
         nodes = tuple(dict.fromkeys(s.consumer for s in captured.sites if of_product(s)))
-        chosen = assign(captured.sites, checked_modes(narrow.modes, nodes), keep)
-    plan = SitePlan(
-        (), () if narrow is None else narrow_sites(captured.sites, chosen, narrow.modes), chosen, captured.skipped
-    )
+        chosen = assign(captured.sites, checked_modes(modes, nodes), keep)
+    plan = SitePlan((), () if modes is None else narrow_sites(captured.sites, chosen, modes), chosen, captured.skipped)
     return replace(plan, int8=kept_sites(captured.sites, plan.out_of_int8(keep))) if int8 else plan
 
 
-def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
-    if narrow is None:
+def _nothing_left(plan: SitePlan, modes: Modes | None) -> str:
+    if modes is None:
         return "precision.int8_mode: no layer is left to quantize. Narrow precision.keep, or turn int8_mode off."
-    why = next(
-        iter((*plan.reasons.values(), *_unfit(plan, narrow.modes))), "the graph has no convolution, linear or matmul"
-    )
+    why = next(iter((*plan.reasons.values(), *_unfit(plan, modes))), "the graph has no convolution, linear or matmul")
     return (
-        f"precision: something must be left to quantize in {narrow.modes.title} (got none: {why}). "
+        f"precision: something must be left to quantize in {modes.title} (got none: {why}). "
         "Narrow precision.keep, or choose another format."
     )
 

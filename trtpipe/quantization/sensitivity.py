@@ -193,7 +193,7 @@ def _measured(
 ) -> Sensitivity:
     clock = _Clock(seconds)
     graph = captured.graph
-    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
         raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
