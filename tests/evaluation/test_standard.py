@@ -154,6 +154,19 @@ def test_coco_map_by_hand() -> None:
     assert math.isnan(figure("coco_map", outputs, nothing).value)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_coco_map_goes_by_the_order_of_scores(seed: int) -> None:
+    """Logits, with or without a shift, have the mAP of their probabilities: torchmetrics' by the test above."""
+    outputs, truth = scene(seed, False)
+    scores, expected = outputs["scores"].astype(np.float64), figure("coco_map", outputs, truth).value
+    with np.errstate(divide="ignore"):
+        logits = np.log(scores / (1 - scores))  # rows that fill up are -inf
+    for shift in (-10, -1, 0, -float(logits[0, 0])):  # all negative, some, some, and one of exactly 0
+        assert figure("coco_map", outputs | {"scores": logits + shift}, truth).value == expected
+    none = {"scores": np.where(scores == 0, np.nan, scores)}
+    assert figure("coco_map", outputs | none, truth).value == expected
+
+
 def test_coco_map_without_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
     with pytest.raises(

@@ -77,6 +77,17 @@ def test_scores_by_class() -> None:
     assert pairs[0][0].classes.tolist() == [1, 2, 0]
 
 
+def test_the_boxes_of_logits_are_those_of_their_probabilities() -> None:
+    of = Detections("boxes", "scores", "labels")
+    whole = outputs()
+    whole["scores"][:, 1] = 0.4
+    logits = whole | {"scores": np.log(whole["scores"] / (1 - whole["scores"]))}
+    pairs = [drawn(ComparedOutputs(made, made, ["a", "b"], detections=of)) for made in (whole, logits)]
+    shown = [[boxes.corners.tolist() for pair in each or () for boxes in pair] for each in pairs]
+    assert shown[0] == shown[1]
+    assert list(map(len, shown[1])) == [2, 2, 2, 2]
+
+
 def test_boxes_lie_on_the_image_as_the_network_saw_it(tmp_path: Path) -> None:
     Image.new("RGB", (32, 64), (0, 0, 0)).save(tmp_path / "a.png")
     steps = (ImageOps.flip, lambda image: image.resize((64, 64)))

@@ -172,7 +172,7 @@ def coco_map(
     """COCO's mean average precision (IoU 0.50 to 0.95, all areas, at most 100 detections an image), by pycocotools.
 
     The outputs are boxes [S, K, 4] (x0, y0, x1, y1 in pixels of the input), and scores [S, K] with classes [S, K], or
-    scores [S, K, C] alone. Rows of score 0 or less are none.
+    scores [S, K, C] alone. Only their order counts, so that logits do as well as probabilities.
 
     Raises:
         MissingError: pycocotools is not installed.
@@ -195,7 +195,7 @@ def coco_map(
     answers = [
         {"image_id": i, "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
          "score": float(certain[i, j])}
-        for i, j in zip(*np.nonzero(certain > 0), strict=True)
+        for i, j in zip(*np.nonzero(certain > -np.inf), strict=True)
     ]  # fmt: skip
     if not truth:
         return math.nan
@@ -219,7 +219,10 @@ def coco_map(
 
 
 def detections(outputs: Outputs, boxes: str, scores: str, classes: str) -> tuple[Array, Array, Array]:
-    """Corners [S, M, 4], scores [S, M] and classes [S, M] of the outputs of these names, which `coco_map` describes.
+    """Corners [S, M, 4], scores float64 [S, M] and classes [S, M] of the outputs of these names, which `coco_map`
+    describes; scores are -inf in rows that are no boxes: what fills an image's rows up, or was suppressed.
+
+    Those have a score of -inf or NaN, or of 0 where no score is negative: among logits 0 is a score like any other.
 
     Raises:
         Unfit: they are of other shapes.
@@ -227,11 +230,19 @@ def detections(outputs: Outputs, boxes: str, scores: str, classes: str) -> tuple
     corners, certain = _one(outputs, boxes), _one(outputs, scores)
     if corners.ndim != 3 or corners.shape[2] != 4 or certain.shape[:2] != corners.shape[:2]:
         raise Unfit(f"needs boxes [S, K, 4] and scores of the same K (got {_shape(corners)} and {_shape(certain)})")
+    certain = certain.astype(np.float64)
+    no_box = np.isnan(certain) if is_logits(certain) else np.isnan(certain) | (certain == 0)
+    certain = np.where(no_box, -np.inf, certain)
     if certain.ndim == 2:
         return corners, certain, _one(outputs, classes)
     many = certain.shape[2]
     kinds = np.broadcast_to(np.arange(many), certain.shape).reshape(len(certain), -1)
     return np.repeat(corners, many, axis=1), certain.reshape(len(certain), -1), kinds
+
+
+def is_logits(scores: Array) -> bool:
+    """Whether scores of boxes are on a scale of both signs: a finite one is negative."""
+    return bool(((scores < 0) & (scores > -np.inf)).any())
 
 
 def _width_height(box: Array) -> list[float]:

@@ -9,13 +9,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from calib.types import Array
-from trtpipe.evaluation.standard import Unfit, detections
+from trtpipe.evaluation.standard import Unfit, detections, is_logits
 from trtpipe.report.content import ComparedOutputs, Detections
 from trtpipe.report.dense import COLOURS, uri
 
 #: Longer side of a picture, in pixels; boxes need more than the pixels of a dense output.
 SIDE = 224
-#: Boxes drawn of one sample: the most certain, with a score of at least this share of the sample's highest.
+#: Boxes drawn of one sample: the most certain, with a score (of logits, their sigmoid) of at least this share of the
+#: sample's highest.
 MOST_BOXES, LEAST_SHARE = 12, 0.3
 
 
@@ -34,7 +35,8 @@ def drawn(compared: ComparedOutputs) -> tuple[tuple[Drawn, Drawn], ...] | None:
         return None
     try:
         both = [
-            detections(outputs, of.boxes, of.scores, of.classes) for outputs in (compared.reference, compared.outputs)
+            _comparable(*detections(outputs, of.boxes, of.scores, of.classes))
+            for outputs in (compared.reference, compared.outputs)
         ]
     except Unfit:  # the check has said so
         return None
@@ -46,8 +48,15 @@ def drawn(compared: ComparedOutputs) -> tuple[tuple[Drawn, Drawn], ...] | None:
     )
 
 
+def _comparable(corners: Array, scores: Array, classes: Array) -> tuple[Array, Array, Array]:
+    """Detections with scores of 0 or more, of which shares can be taken; 0 in rows that are no boxes."""
+    if is_logits(scores):
+        return corners, 0.5 * (1 + np.tanh(scores / 2)), classes
+    return corners, np.maximum(scores, 0), classes
+
+
 def _most_certain(corners: Array, scores: Array, classes: Array) -> Drawn:
-    order = np.argsort(-scores.astype(np.float64), kind="stable")[:MOST_BOXES]
+    order = np.argsort(-scores, kind="stable")[:MOST_BOXES]
     best = float(scores[order[0]]) if len(order) else 0.0
     kept = order[(scores[order] > 0) & (scores[order] >= LEAST_SHARE * best)]
     return Drawn(corners[kept].astype(np.float64), classes[kept].astype(np.int64))
