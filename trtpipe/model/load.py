@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from trtpipe.model.weights import load_weights, weights_digest
 from trtpipe.values import LoadedModel, ModelKind, TensorSpec
 
 if TYPE_CHECKING:
+    import sympy
     import torch
 
     from trtpipe.job.job import Job
@@ -239,26 +241,97 @@ def _require_sizes(program: torch.export.ExportedProgram, inputs: tuple[TensorSp
 
     A lower end of 2 is torch.export's own, which takes 0 and 1 for special.
     """
+    import torch
+
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    given = [values.get(name) for name in program.graph_signature.user_inputs]
+    given = [value for n in program.graph_signature.user_inputs if isinstance(value := values.get(n), torch.Tensor)]
     if len(given) != len(inputs):
         return
+    joint: dict[sympy.Symbol, _Tied] = {}
     for spec, value in zip(inputs, given, strict=True):
-        sizes = tuple(getattr(value, "shape", ()))
-        if len(sizes) != len(spec.shape):
+        if len(value.shape) != len(spec.shape):
             continue
-        for axis, (asked, size) in enumerate(zip(spec.shape, sizes, strict=True)):
-            low, high = (asked, asked) if isinstance(asked, int) else (spec.dims[asked].min, spec.dims[asked].max)
+        sizes: tuple[int | torch.SymInt, ...] = tuple(value.shape)
+        for axis, size in enumerate(sizes):
+            asked = _Asked(spec, axis)
             if isinstance(size, int):
-                least, most = size, float(size)
-            elif (known := program.range_constraints.get(size.node.expr)) is not None:
-                least, most = int(known.lower), float(known.upper)
-            else:
+                _require_range(asked, size, size)
                 continue
-            if not ((1 if least == 2 < most else least) <= low and high <= most):
-                where = f"inputs.{spec.name}.shape" if isinstance(asked, int) else f"inputs.{spec.name}.{asked}"
-                taken = f"{least}" if least == most else f"{least} to {most:g}"
-                raise InputError(
-                    f"{where}: must be within what the program was exported for, {taken} on axis {axis} "
-                    f"(got {low if low == high else f'{low} to {high}'}). Change it, or export the program for that."
-                )
+            if (known := program.range_constraints.get(size.node.expr)) is not None:
+                _require_range(asked, int(known.lower), float(known.upper))
+            _require_joint(asked, size.node.expr, joint)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One axis of an input, as the job declares it."""
+
+    spec: TensorSpec
+    axis: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the largest size."""
+        size = self.spec.shape[self.axis]
+        return (size, size) if isinstance(size, int) else (self.spec.dims[size].min, self.spec.dims[size].max)
+
+    @property
+    def size(self) -> int | str:
+        """The number where there is one size alone, otherwise the dimension's name."""
+        low, high = self.range
+        return low if low == high else self.spec.shape[self.axis]
+
+    @property
+    def where(self) -> str:
+        size = self.spec.shape[self.axis]
+        return f"inputs.{self.spec.name}.shape" if isinstance(size, int) else f"inputs.{self.spec.name}.{size}"
+
+
+@dataclass(frozen=True)
+class _Tied:
+    """An axis with its extent in the program, and what the job makes of the symbol in it; None where no number does."""
+
+    of: _Asked
+    size: sympy.Expr
+    value: int | str | None
+
+
+def _require_range(asked: _Asked, least: int, most: float) -> None:
+    low, high = asked.range
+    if (1 if least == 2 < most else least) <= low and high <= most:
+        return
+    taken = f"{least}" if least == most else f"{least} to {most:g}"
+    raise InputError(
+        f"{asked.where}: must be within what the program was exported for, {taken} on axis {asked.axis} "
+        f"(got {low if low == high else f'{low} to {high}'}). Change it, or export the program for that."
+    )
+
+
+def _require_joint(asked: _Asked, size: sympy.Expr, joint: dict[sympy.Symbol, _Tied]) -> None:
+    """Refuse an axis whose size the program takes from another's, or from a formula, and the job declares by itself.
+
+    Args:
+        asked: the axis.
+        size: its extent in the program, a symbol or a formula of one, such as 2*s0.
+        joint: what the axes before it say of each symbol; what this one says is added.
+    """
+    import sympy
+
+    if len(size.free_symbols) != 1:
+        return
+    (symbol,) = size.free_symbols
+    values = [asked.size]
+    if size != symbol:
+        values = [] if isinstance(asked.size, str) else [int(v) for v in sympy.solve(size - asked.size, symbol)]
+    here = _Tied(asked, size, values[0] if values else None)
+    first = joint.setdefault(symbol, here)
+    if first.value == here.value is not None:
+        return
+    tied = [here] if here.value is None else [first, here]
+    name = sympy.Symbol("n")
+    sizes = " and ".join(f"{t.size.xreplace({symbol: name})} on axis {t.of.axis} of {t.of.spec.name}" for t in tied)
+    raise InputError(
+        f"inputs.{asked.spec.name}.shape: must be sizes that the program was exported for, {sizes} "
+        f"(got {' and '.join(str(t.of.size) for t in tied)}). Give equal sizes one name, and sizes of a formula "
+        "numbers; or export the program with a Dim for each axis."
+    )
