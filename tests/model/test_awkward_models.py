@@ -101,6 +101,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     # What the model does cannot be run or captured
     "return self.a(y.reshape(-1, 8))": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [2, 4]) at ", "RuntimeError")),
     "return y if x.sum() > 0 else -y": (ONE, ("capture: the model decides by the values of a tensor at ", "y = torch.where(condition, a, b)")),
+    "return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (y,))": (ONE, ("capture: cond at awkward_", " chooses or repeats graphs of its own", "torch.where(condition, a, b)")),
     "return y[: int(x.abs().sum()) + 1]": (ONE, ("capture: ",)),
     "return y.reshape(2, 4)": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [3, 4]) at ", "reshape(2, 4)")),
     "return y[y[:, 0] > 0]": (ONE, ("outputs.y: its shape depends on the data", "topk(k)")),

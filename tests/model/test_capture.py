@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import Mock, patch
 
@@ -13,8 +15,10 @@ from torch import nn
 
 from trtpipe.errors import BuildError
 from trtpipe.model import pt2e
+from trtpipe.model.bindings import evaluating
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, constant_value, copied, module_path, op_name, set_constant, source_line
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, TensorSpec
 
 
@@ -113,6 +117,72 @@ def test_a_model_that_branches_on_its_values_is_a_build_error_with_its_line() ->
         BuildError, match=r"capture: the model decides by the values of a tensor at test_capture\.py:\d+ \(return x if"
     ):
         capture(nets.loaded(Branching(), out_shape=("N", 3, 8, 8)))
+
+
+def _while(x: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops import while_loop
+
+    rounds, value = torch.tensor(0), x
+    return while_loop(lambda k, _: k < 3, lambda k, y: (k + 1, y * 2), (rounds, value))[1]  # type: ignore[no-any-return]
+
+
+def _scan(x: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda c, y: (c + y, c * y), torch.zeros(3, 8, 8), x)[1]  # type: ignore[no-any-return]
+
+
+def _map(x: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.map import map as each
+
+    return each(lambda row: row * 2, x)  # type: ignore[no-any-return]
+
+
+def _cond(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (x,))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize(
+    ("computes", "name"), [(_cond, "cond"), (_while, "while_loop"), (_scan, "scan"), (_map, "map_impl")]
+)
+def test_a_graph_that_holds_graphs_is_refused(
+    computes: Callable[[torch.Tensor], torch.Tensor], name: str, exported: bool
+) -> None:
+    """Control flow that torch.export keeps as an operation, of a factory's model and of a file of torch.export.save."""
+
+    class Controlled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return computes(x)
+
+    network: nn.Module = Controlled()
+    if exported:
+        batch = {0: torch.export.Dim("N", min=1, max=8)}
+        network = evaluating(
+            graph_module(torch.export.export(network, (torch.zeros(2, 3, 8, 8),), dynamic_shapes=(batch,)))
+        )
+    with pytest.raises(BuildError) as caught:
+        capture(nets.loaded(network, out_shape=("N", 3, 8, 8)))
+    assert re.fullmatch(
+        rf"capture: {name}( at \w+\.py:\d+)? chooses or repeats graphs of its own, and the graph of an engine holds none\. "
+        r"Compute both ways and choose with torch\.where\(condition, a, b\); write a loop as a Python loop of a fixed "
+        r"number of rounds\.",
+        str(caught.value),
+    )
+
+
+def test_a_graph_within_a_context_is_no_graph_of_its_own() -> None:
+    """torch.export keeps no_grad and autocast as operations on graphs, until they are taken apart."""
+
+    class Within(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                y = x * 2
+            return y + 1
+
+    program = torch.export.export(Within(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: torch.export.Dim("N")},))
+    captured = capture(nets.loaded(evaluating(graph_module(program)), out_shape=("N", 3, 8, 8)))
+    assert [op_name(n) for n in calls(captured.graph.graph)] == ["mul", "add"]
 
 
 def test_a_copy_reads_the_same_constants_and_its_own_are_replaced_alone() -> None:

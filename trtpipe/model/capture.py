@@ -41,6 +41,7 @@ def capture(loaded: LoadedModel) -> Captured:
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
         warnings.simplefilter("ignore")
         graph = graph_module(program.run_decompositions({}))
+    _require_one_graph(graph)
     _require_no_quantizers(graph)
     _require_no_writes(graph)
     widening, rounding = widened(graph)
@@ -64,6 +65,29 @@ def capture(loaded: LoadedModel) -> Captured:
     digest = graph_digest.exact(graph, loaded.weights_digest)
     notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))
     return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
+
+
+def _require_one_graph(graph: torch.fx.GraphModule) -> None:
+    """Refuse operations that are given graphs of their own: torch.cond, while_loop, scan, map.
+
+    Every constant of a captured graph is then a tensor.
+
+    Raises:
+        BuildError: there is one.
+    """
+    import torch
+
+    from trtpipe.model.nodes import attribute, calls, is_constant, op_name, source_line
+
+    inner = {n for n in graph.graph.nodes if is_constant(n) and isinstance(attribute(graph, n), torch.nn.Module)}
+    for node in calls(graph.graph):
+        if inner.intersection(node.all_input_nodes):
+            at = source_line(node)
+            raise BuildError(
+                f"capture: {op_name(node)}{f' at {at}' if at else ''} chooses or repeats graphs of its own, and the "
+                "graph of an engine holds none. Compute both ways and choose with torch.where(condition, a, b); write "
+                "a loop as a Python loop of a fixed number of rounds."
+            )
 
 
 def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:

@@ -39,7 +39,7 @@ def source_line(node: torch.fx.Node) -> str:
     """`package/file.py:line` of the innermost frame outside torch.nn, "" when the export kept none."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line in reversed(frames):
-        if "/torch/" in path or "/trtpipe/model/" in path:
+        if "/torch/" in path or "/trtpipe/model/" in path or path.startswith("<"):  # code that torch generated
             continue
         parts = path.split("/")
         if "site-packages" in parts:
@@ -91,15 +91,21 @@ def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
     return isinstance(node, torch.fx.Node) and node.op == "get_attr"
 
 
+def attribute(graph: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    """What a get_attr node reads: a tensor, or a graph that an operation such as torch.cond is given."""
+    owner: object = graph
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
 def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     """The tensor of a get_attr node, in its own dtype and shape.
 
     Raises:
         TypeError: the node is of something else.
     """
-    owner: object = graph
-    for part in str(node.target).split("."):
-        owner = getattr(owner, part)
+    owner = attribute(graph, node)
     if not isinstance(owner, torch.Tensor):
         raise TypeError(f"{node.target} is no tensor")
     return owner
