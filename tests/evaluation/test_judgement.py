@@ -87,6 +87,7 @@ def test_what_a_job_names_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> 
         ("psnr", "data_range", "1", "Input should be a valid number (got '1')"),
         ("top5", "k", 0, "Input should be greater than or equal to 1 (got 0)"),
         ("coco_map", "scores", 3, "Input should be a valid string (got 3)"),
+        ("coco_map", "categories", ["a"], "0: Input should be a valid integer (got ['a'])"),
     ):
         said = f"check.metrics.m.args.{name}: {why}. Correct it."
         assert refused(OwnMetric(function=function, args={name: value})) == said

@@ -167,6 +167,20 @@ def test_coco_map_goes_by_the_order_of_scores(seed: int) -> None:
     assert figure("coco_map", outputs | none, truth).value == expected
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_coco_map_of_categories_that_are_numbered_otherwise(columns: bool) -> None:
+    """Of classes 0 to 4, the last of which is the background, for category_ids 1, 7, 3 and 90: their own figure."""
+    outputs, truth = scene(0, False)
+    expected = figure("coco_map", outputs, truth).value
+    category = np.array([0, 1, 7, 3, 90])  # of what the scene numbers 1 to 4
+    truth = tuple(Boxes(t.corners, category[t.classes], t.crowd) for t in truth)
+    kinds, scores = outputs["labels"].astype(np.int64) - 1, outputs["scores"]
+    given = {"boxes": outputs["boxes"], "scores": scores, "labels": np.where(scores == 0, 4, kinds)}
+    if columns:
+        given = {"boxes": outputs["boxes"], "scores": np.where(np.arange(5) == kinds[..., None], scores[..., None], 0)}
+    assert figure("coco_map", given, truth, categories=[1, 7, 3, 90, -1]).value == pytest.approx(expected, abs=1e-12)
+
+
 def test_coco_map_without_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
     with pytest.raises(
@@ -176,6 +190,11 @@ def test_coco_map_without_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ONES = np.ones((4, 3), np.float32)
+THREE_CLASSES = {"boxes": np.ones((1, 2, 4)), "scores": np.ones((1, 2, 3))}
+
+
+def of_category(number: int) -> Labels:
+    return (Boxes(np.array([[0, 0, 1, 1.0]]), np.array([number]), np.array([False])),)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +219,14 @@ ONES = np.ones((4, 3), np.float32)
         ("coco_map", {"boxes": ONES}, np.zeros(4), {}, "needs boxes as labels. Give check.labels a .json of COCO."),
         ("coco_map", {"boxes": ONES, "scores": ONES}, (), {},
          "needs boxes [S, K, 4] and scores of the same K (got [4, 3] and [4, 3])."),
+        ("coco_map", THREE_CLASSES, of_category(3), {},
+         "needs boxes of categories that the model has, 0 to 2, its columns of scores (got category_id 3). Give each "
+         "class's category_id in args.categories, in the model's order: [3], with -1 for one that is none."),
+        ("coco_map", THREE_CLASSES, of_category(3), {"categories": [0, 1, 2]},
+         "needs boxes of categories that the model has, args.categories (got category_id 3). Give each "
+         "class's category_id in args.categories, in the model's order: [3], with -1 for one that is none."),
+        ("coco_map", THREE_CLASSES, of_category(3), {"categories": [1, 3]},
+         "needs a category_id in args.categories for each of 3 columns of scores (got 2)."),
     ],
 )  # fmt: skip
 def test_what_a_metric_cannot_be_made_of(

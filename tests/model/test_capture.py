@@ -164,9 +164,9 @@ def test_a_graph_that_holds_graphs_is_refused(
     with pytest.raises(BuildError) as caught:
         capture(nets.loaded(network, out_shape=("N", 3, 8, 8)))
     assert re.fullmatch(
-        rf"capture: {name}( at \w+\.py:\d+)? chooses or repeats graphs of its own, and the graph of an engine holds none\. "
-        r"Compute both ways and choose with torch\.where\(condition, a, b\); write a loop as a Python loop of a fixed "
-        r"number of rounds\.",
+        rf"capture: {name}( at \w+\.py:\d+)? chooses or repeats graphs of its own, and the graph of an engine holds "
+        r"none\. Compute both ways and choose with torch\.where\(condition, a, b\); write a loop as a Python loop of a "
+        r"fixed number of rounds\.",
         str(caught.value),
     )
 

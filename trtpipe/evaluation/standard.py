@@ -168,15 +168,17 @@ def coco_map(
     boxes: str = "boxes",
     scores: str = "scores",
     classes: str = "labels",
+    categories: list[int] | None = None,
 ) -> float:
     """COCO's mean average precision (IoU 0.50 to 0.95, all areas, at most 100 detections an image), by pycocotools.
 
     The outputs are boxes [S, K, 4] (x0, y0, x1, y1 in pixels of the input), and scores [S, K] with classes [S, K], or
-    scores [S, K, C] alone. Only their order counts, so that logits do as well as probabilities.
+    scores [S, K, C] alone. Only their order counts, so that logits do as well as probabilities. `categories` has the
+    category_id of each class of the model, -1 for one that is none (the background); without it, a class is its own.
 
     Raises:
         MissingError: pycocotools is not installed.
-        Unfit: other shapes, or labels that are no boxes.
+        Unfit: other shapes, labels that are no boxes, or of categories that no class of the model has.
     """
     try:
         from pycocotools.coco import COCO
@@ -185,7 +187,16 @@ def coco_map(
         raise MissingError(f"check.metrics: coco_map: {not_installed('pycocotools')}") from error
     if isinstance(labels, np.ndarray) or labels is None:
         raise Unfit("needs boxes as labels. Give check.labels a .json of COCO")
-    corners, certain, kinds = detections(outputs, boxes, scores, classes)
+    corners, certain, kinds = detections(outputs, boxes, scores, classes, categories)
+    columns = _one(outputs, scores).shape[2:]
+    known = range(columns[0]) if categories is None and columns else categories
+    used = sorted({int(kind) for of in labels for kind in of.classes})
+    if known is not None and (others := [kind for kind in used if kind not in known]):
+        have = f"0 to {len(known) - 1}, its columns of {scores}" if categories is None else "args.categories"
+        raise Unfit(
+            f"needs boxes of categories that the model has, {have} (got category_id {others[0]}). Give each class's "
+            f"category_id in args.categories, in the model's order: {used[:3]}, with -1 for one that is none"
+        )
     truth: list[JsonObject] = [
         {"id": 0, "image_id": i, "category_id": int(kind), "bbox": _width_height(box), "iscrowd": int(crowd),
          "area": float((box[2] - box[0]) * (box[3] - box[1]))}
@@ -206,11 +217,10 @@ def coco_map(
         right.dataset = {
             "images": [{"id": i} for i in range(len(corners))],
             "annotations": [{**t, "id": n} for n, t in enumerate(truth, 1)],
-            "categories": [{"id": c} for c in sorted({t["category_id"] for t in truth})],
+            "categories": [{"id": c} for c in used],
         }
         right.createIndex()
-        known = {t["category_id"] for t in truth}
-        of_known = [d for d in answers if d["category_id"] in known] or answers[:1]
+        of_known = [d for d in answers if d["category_id"] in used] or answers[:1]
         judged = COCOeval(right, right.loadRes(of_known), "bbox")
         judged.evaluate()
         judged.accumulate()
@@ -218,7 +228,9 @@ def coco_map(
     return float(precision[precision > -1].mean()) if (precision > -1).any() else math.nan
 
 
-def detections(outputs: Outputs, boxes: str, scores: str, classes: str) -> tuple[Array, Array, Array]:
+def detections(
+    outputs: Outputs, boxes: str, scores: str, classes: str, categories: Sequence[int] | None = None
+) -> tuple[Array, Array, Array]:
     """Corners [S, M, 4], scores float64 [S, M] and classes [S, M] of the outputs of these names, which `coco_map`
     describes; scores are -inf in rows that are no boxes: what fills an image's rows up, or was suppressed.
 
@@ -234,10 +246,23 @@ def detections(outputs: Outputs, boxes: str, scores: str, classes: str) -> tuple
     no_box = np.isnan(certain) if is_logits(certain) else np.isnan(certain) | (certain == 0)
     certain = np.where(no_box, -np.inf, certain)
     if certain.ndim == 2:
-        return corners, certain, _one(outputs, classes)
+        return corners, certain, _category_ids(_one(outputs, classes), categories)
     many = certain.shape[2]
-    kinds = np.broadcast_to(np.arange(many), certain.shape).reshape(len(certain), -1)
+    if categories is not None and len(categories) != many:
+        raise Unfit(
+            f"needs a category_id in args.categories for each of {many} columns of {scores} (got {len(categories)})"
+        )
+    kinds = np.broadcast_to(_category_ids(np.arange(many), categories), certain.shape).reshape(len(certain), -1)
     return np.repeat(corners, many, axis=1), certain.reshape(len(certain), -1), kinds
+
+
+def _category_ids(classes: Array, categories: Sequence[int] | None) -> Array:
+    """int64 of the classes' shape; -1 where `categories` has none."""
+    classes = classes.astype(np.int64)
+    if categories is None:
+        return classes
+    inside = (classes >= 0) & (classes < len(categories))
+    return np.where(inside, np.array([*categories, -1])[np.where(inside, classes, -1)], -1)
 
 
 def is_logits(scores: Array) -> bool:

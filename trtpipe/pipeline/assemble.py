@@ -116,7 +116,9 @@ def detections_of(job: Job, labels: Labels) -> Detections | None:
         if transform is None or whole
         else geometry(TransformSpec(resize=transform.resize, center_crop=transform.center_crop))
     )
-    return Detections(**names, classes=classes, steps=steps, truth=labels if isinstance(labels, tuple) else None)
+    categories = metric.args.get("categories")
+    truth = labels if isinstance(labels, tuple) else None
+    return Detections(**names, classes=classes, categories=categories, steps=steps, truth=truth)
 
 
 def table_files(table: CalibrationTable) -> dict[str, bytes]:

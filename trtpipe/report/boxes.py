@@ -35,7 +35,7 @@ def drawn(compared: ComparedOutputs) -> tuple[tuple[Drawn, Drawn], ...] | None:
         return None
     try:
         both = [
-            _comparable(*detections(outputs, of.boxes, of.scores, of.classes))
+            _comparable(*detections(outputs, of.boxes, of.scores, of.classes, of.categories))
             for outputs in (compared.reference, compared.outputs)
         ]
     except Unfit:  # the check has said so

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Detections:
-    """The outputs that are detections, as `evaluation.standard.detections` takes their names.
+    """The outputs that are detections, as `evaluation.standard.detections` takes their names and categories.
 
     `steps` make an image file's picture what the boxes are in pixels of; `truth` are the labels, one a sample.
     """
@@ -30,6 +30,7 @@ class Detections:
     classes: str
     steps: Sequence[Callable[[Image.Image], Image.Image]] = ()
     truth: Sequence[Boxes] | None = None
+    categories: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
