@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.numpy import save_file
 
 from calib.data import Source
@@ -21,8 +21,8 @@ from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
-from trtpipe.job.sections import OwnMetric
-from trtpipe.model.data import _orders_differ, open_check, with_labels
+from trtpipe.job.sections import Data, OwnMetric, Transform
+from trtpipe.model.data import _orders_differ, open_check, turned, with_labels
 from trtpipe.values import LoadedModel, TensorSpec
 
 CLASSES = ("bird", "cat", "dog", "fish", "horse")
@@ -286,3 +286,24 @@ def test_names_of_classes_without_a_folder_may_be_there_twice(tmp_path: Path) ->
 def test_numbered_folders_are_ambiguous_where_text_and_value_sort_otherwise(digits: int, count: int) -> None:
     names = tuple(sorted(f"{k:0{digits}d}" for k in range(count)))
     assert _orders_differ(names) is (count > 10**digits)
+
+
+def test_that_no_exif_orientation_is_applied_is_said(tmp_path: Path) -> None:
+    names = {"a.jpg": 6, "b.jpg": 1, "c.jpg": None, "d.png": 3, "e.webp": 8}
+    for name, orientation in names.items():
+        exif = Image.Exif()
+        if orientation is not None:
+            exif[ExifTags.Base.Orientation] = orientation
+        Image.new("RGB", (8, 4)).save(tmp_path / name, exif=exif)
+    (tmp_path / "f.jpg").write_text("no image")
+    Image.new("RGB", (8, 4)).save(tmp_path / "g.jpg", exif=b"Exif\0\0II*\0\xff\xff")  # no directory follows
+    ids = [*names, "f.jpg", "g.jpg", "absent.jpg"]
+    data = Data(images=str(tmp_path))
+    assert turned(data, None, ids) == (
+        "check.images: 3 of 8 images have an EXIF orientation (a.jpg), which is not applied: the network gets the "
+        "pixels as they are stored, and masks and boxes must lie on those. Where it was trained on upright pictures, "
+        "save them upright",
+    )
+    assert turned(data, Transform(resize=8), ["b.jpg", "c.jpg"]) == ()
+    assert turned(data, Transform(callable="mine:upright"), ids) == ()
+    assert turned(Data(arrays="x.npy"), None, ["x[0]"]) == ()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import report_sample as samples
-from PIL import Image
+from PIL import ExifTags, Image
 
+from trtpipe.report.boxes import Drawn, box_pictures
 from trtpipe.report.comparison import IMAGE_SIDE, class_output, confusion, gallery, image_uri
-from trtpipe.report.content import ComparedOutputs
+from trtpipe.report.content import ComparedOutputs, Detections
 
 
 def test_confusion_counts_labels_against_what_was_executed(tmp_path: Path) -> None:
@@ -95,3 +96,24 @@ def test_images_are_small_and_inside_the_page(tmp_path: Path) -> None:
     assert image_uri(tmp_path, "no.png") is None
     assert image_uri(tmp_path, "missing.png") is None
     assert image_uri(None, "big.png") is None
+
+
+def test_images_lie_as_the_network_got_them(tmp_path: Path) -> None:
+    """Whatever a file says of how it is turned: dense outputs and boxes beside it are of the stored pixels."""
+    stored = Image.new("RGB", (60, 40))
+    stored.paste((255, 255, 255), (0, 0, 60, 20))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    stored.save(tmp_path / "a.png", exif=exif)
+    uri = image_uri(tmp_path, "a.png")
+    assert uri is not None
+    detections = Detections("boxes", "scores", "labels")
+    nothing = Drawn(np.zeros((0, 4)), np.zeros(0, np.int64))
+    boxed = ComparedOutputs({}, {}, ["a.png"], None, tmp_path, detections)
+    for shown in (uri, box_pictures(boxed, 0, (nothing, nothing))[0][1]):
+        with Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))) as image:
+            pixels = np.asarray(image.convert("L"))
+        rows, columns = pixels.shape
+        assert rows < columns
+        assert pixels[: rows // 2 - 8].min() > 250
+        assert pixels[rows // 2 + 8 :].max() < 5

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from PIL import ExifTags, Image
 
 from calib.data import open_source
 from calib.errors import CalibError
@@ -106,6 +110,37 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             "was measured. Name the classes in check.labels, one a line, in the order of the model's outputs",
         )
     return _numbered(source, names, where), ()
+
+
+def turned(data: Data, transform: Transform | None, ids: Sequence[str]) -> tuple[str, ...]:
+    """A note where files of `data.images` have an EXIF orientation, which is applied by code of the job alone.
+
+    Args:
+        data: the section of the job.
+        transform: what is done to its images.
+        ids: names of the samples, as `Source.ids`.
+    """
+    if data.images is None or (transform is not None and transform.callable is not None):
+        return ()
+    names = [name for name in ids if _orientation(Path(data.images, name)) not in (None, 1)]
+    if not names:
+        return ()
+    return (
+        f"check.images: {len(names)} of {len(ids)} images have an EXIF orientation ({names[0]}), which is not applied: "
+        "the network gets the pixels as they are stored, and masks and boxes must lie on those. Where it was trained "
+        "on upright pictures, save them upright",
+    )
+
+
+def _orientation(path: Path) -> int | None:
+    """The EXIF orientation that the header of an image file has; Pillow itself turns a TIFF as it reads it."""
+    try:
+        with Image.open(path) as image:
+            exif = Image.Exif()
+            exif.load(image.info.get("exif", b""))
+            return exif.get(ExifTags.Base.Orientation)
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):
+        return None
 
 
 def require_data(job: Job) -> Source | None:

@@ -24,7 +24,7 @@ from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners
-from trtpipe.model.data import open_calibration, open_check, with_labels
+from trtpipe.model.data import open_calibration, open_check, turned, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
@@ -279,6 +279,7 @@ class PreparedJob:
             loaded, size = self._model, job.batch_size(job.check)
             with self._stages("baseline") as progress:
                 source, notes = with_labels(job, loaded, self.check_samples)
+                notes += turned(job.check, job.check_transform(), source.ids)
                 for note in notes:
                     progress.note(note)
                 baseline = record_baseline(

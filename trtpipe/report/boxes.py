@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -12,6 +11,7 @@ from calib.types import Array
 from trtpipe.evaluation.standard import Unfit, detections, is_logits
 from trtpipe.report.content import ComparedOutputs, Detections
 from trtpipe.report.dense import COLOURS, uri
+from trtpipe.report.sample_image import sample_image
 
 #: Longer side of a picture, in pixels; boxes need more than the pixels of a dense output.
 SIDE = 224
@@ -92,14 +92,13 @@ def box_pictures(compared: ComparedOutputs, sample: int, pair: tuple[Drawn, Draw
 
 def _image(compared: ComparedOutputs, name: str, of: Detections) -> Image.Image | None:
     """The image that the boxes are in pixels of; None where it is no file that can be read."""
-    if compared.images is None:
+    image = sample_image(compared.images, name)
+    if image is None:
         return None
     try:
-        with Image.open(Path(compared.images, name)) as opened:
-            image = opened.convert("RGB")
         for step in of.steps:
             image = step(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except ValueError:
         return None
     return image.convert("RGB")
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from calib.types import Array
 from trtpipe.evaluation import metrics
 from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import is_dense, pictures
+from trtpipe.report.sample_image import sample_image
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
 SHOWN_CLASSES = 12
@@ -23,8 +23,6 @@ SHOWN_CLASSES = 12
 SHOWN_SAMPLES = 12
 #: Longer side of a shown image, in pixels.
 IMAGE_SIDE = 112
-#: A file with more pixels is not decoded for the report.
-MOST_PIXELS = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -193,18 +191,12 @@ def class_name(index: int, names: tuple[str, ...] | None) -> str:
 
 def image_uri(folder: Path | None, name: str) -> str | None:
     """The image `folder/name`, made small, as a data: URI; None when it cannot be read as an image."""
-    if folder is None:
+    image = sample_image(folder, name)
+    if image is None:
         return None
-    try:
-        with Image.open(folder / name) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                return None
-            image = ImageOps.exif_transpose(opened).convert("RGB")
-        image.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
-        stream = io.BytesIO()
-        small = max(image.size) <= 64
-        image.save(stream, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
+    image.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+    stream = io.BytesIO()
+    small = max(image.size) <= 64
+    image.save(stream, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
     kind = "png" if small else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

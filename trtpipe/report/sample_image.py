@@ -1,0 +1,26 @@
+"""The picture of a sample, for the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+#: A file with more pixels is not decoded for the report.
+MOST_PIXELS = 64_000_000
+
+
+def sample_image(folder: Path | None, name: str) -> Image.Image | None:
+    """The image `folder/name` as RGB, its pixels lying as the network got them: no EXIF orientation is applied.
+
+    None where the samples are no files, the file cannot be read, or it has more than `MOST_PIXELS`.
+    """
+    if folder is None:
+        return None
+    try:
+        with Image.open(folder / name) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                return None
+            return opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
