@@ -388,6 +388,70 @@ def test_inputs_are_not_taken_in_another_order_than_forwards(
     )
 
 
+class Nested(torch.nn.Module):
+    """2 a + 3 b + ids of tensors within one argument and one beside it."""
+
+    def forward(self, feats: dict[str, Any], ids: torch.Tensor) -> torch.Tensor:
+        return 2 * feats["a"] + 3 * feats["b"][0] + ids
+
+
+def nested(folder: Path, program: bool, names: tuple[str, ...]) -> Job:
+    if program:
+        example = ({"a": torch.zeros(2, 4), "b": (torch.zeros(2, 4),)}, torch.zeros(2, 4))
+        torch.export.save(torch.export.export(Nested(), example), folder / "p.pt2")
+    raw = {
+        "name": "t",
+        "model": {"program": "p.pt2"} if program else {"factory": f"{__name__}:Nested"},
+        "inputs": {name: {"shape": [2, 4]} for name in names},
+        "outputs": {"y": {}},
+        "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
+    }
+    (folder / "job.yaml").write_text(json.dumps(raw))
+    return load_job(folder / "job.yaml", paths_exist=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "names", "place"),
+    [
+        (False, ("feats.a", "feats.b.0", "ids"), (0, 1, 2)),
+        (False, ("feats.b.0", "feats.a", "ids"), (1, 0, 2)),
+        (True, ("feats.a", "feats.b.0", "ids"), (0, 1, 2)),
+        (True, ("feats_a", "feats_b_0", "ids"), (0, 1, 2)),
+        (True, ("p", "q", "r"), (0, 1, 2)),
+    ],
+)
+def test_tensors_within_an_argument_are_named_by_their_paths(
+    tmp_path: Path, program: bool, names: tuple[str, ...], place: tuple[int, ...]
+) -> None:
+    """Those of a factory are put together by them; those of a program are given in order."""
+    loaded = load_model(nested(tmp_path, program, names), tmp_path)
+    values = [torch.full((2, 4), v) for v in (1.0, 10.0, 100.0)]
+    assert loaded.module(*(values[k] for k in place))[0].unique().tolist() == [132.0]
+
+
+@pytest.mark.parametrize(
+    ("program", "names", "step"),
+    [
+        (False, ("a", "b", "ids"), "Name tensors within one argument by their paths, as feats.key or feats.0."),
+        (False, ("p", "q", "r"), "Name tensors within one argument by their paths, as feats.key or feats.0."),
+        (False, ("ids", "feats.a", "feats.b.0"), "Reorder or rename them."),
+        (True, ("feats.b.0", "feats.a", "ids"), "Reorder or rename them."),
+        (True, ("feats_b_0", "feats_a", "ids"), "Reorder or rename them."),
+        (True, ("ids", "feats.a", "feats.b.0"), "Reorder or rename them."),
+    ],
+)
+def test_tensors_within_an_argument_are_not_taken_in_another_order(
+    tmp_path: Path, program: bool, names: tuple[str, ...], step: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model(nested(tmp_path, program, names), tmp_path)
+    taken = "feats.a, feats.b.0, ids" if program else "feats, ids"
+    got = ", ".join(names if program else dict.fromkeys(n.partition(".")[0] for n in names))
+    assert str(caught.value) == (
+        f"inputs: must be in the order of the model's forward({taken}) (got {got}), which is given them in order. {step}"
+    )
+
+
 KINDS = {"bool": 0, "int32": 1, "int64": 1, "float32": 2, "float16": 2}
 
 

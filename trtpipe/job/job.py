@@ -40,7 +40,11 @@ class Job(Section):
         description="also the name of the bundle's folder",
     )
     model: ModelSource
-    inputs: dict[str, Input] = Field(min_length=1, description="the input bindings by name, in the model's order")
+    inputs: dict[str, Input] = Field(
+        min_length=1,
+        description="the input bindings by name, in the model's order; tensors within one argument by their paths, as "
+        "batch.image or pair.0",
+    )
     outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
     precision: Precision = Precision()
     calibration: Calibration | None = None

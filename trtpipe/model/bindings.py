@@ -85,7 +85,7 @@ class Bound(torch.nn.Module):
 
     def count(self, inputs: Sequence[torch.Tensor]) -> int:
         """How many tensors the network returns for one batch of the bound inputs, [B, ...] in the job's dtypes."""
-        return len(list(_tensors(self.network(*self.prepared(inputs)))))
+        return len(list(tensors(self.network(*self.prepared(inputs)))))
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
         """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
@@ -129,7 +129,7 @@ def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection
     """The message when the model's outputs are not the job's: what it returned, and the lines that help."""
     message = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
     message += f"{described(returned)}). "
-    found = list(dict(_tensors(returned)))
+    found = list(dict(tensors(returned)))
     if not found:
         return message + "Return tensors from its forward."
     named = "output" if found == [""] else None
@@ -154,13 +154,13 @@ def _parts(value: object) -> dict[str, object]:
     return dict(vars(value)) if hasattr(value, "__dict__") else {}
 
 
-def _tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor in a value by its path: keys, places and fields with dots between them, as `detections.0.boxes`."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return
     for key, part in _parts(value).items():
-        yield from _tensors(part, f"{path}.{key}" if path else key)
+        yield from tensors(part, f"{path}.{key}" if path else key)
 
 
 def _by_path(value: object) -> dict[str, torch.Tensor]:
@@ -170,7 +170,7 @@ def _by_path(value: object) -> dict[str, torch.Tensor]:
         InputError: two have one path, as a key may hold a dot.
     """
     found: dict[str, torch.Tensor] = {}
-    for path, tensor in _tensors(value):
+    for path, tensor in tensors(value):
         if path in found:
             raise InputError(
                 f"outputs: each tensor that the model returns must have a path of its own (got two at {path}, and it "

@@ -52,7 +52,7 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
     }
-    nested = job.model.factory is not None  # names of an ONNX file's inputs may hold dots of their own
+    nested = job.model.factory is not None  # a program is given every tensor by itself, as an ONNX file is
     _require_order(network, tuple(dict.fromkeys(n.partition(".")[0] if nested else n for n in job.inputs)))
     module = bind(network, inputs, normalize, tuple(job.outputs), nested=nested)
     digest = weights_digest(network)
@@ -144,18 +144,45 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
     Raises:
         InputError: an input has the name of an argument at another place.
     """
-    try:
-        arguments = tuple(inspect.signature(network.forward).parameters)
-    except (TypeError, ValueError):
-        return
-    if any(n in arguments and arguments.index(n) != k for k, n in enumerate(names)):
+    arguments, nests, more = _arguments(network)
+    places = {a.replace(".", "_"): k for k, a in enumerate(arguments)}  # torch.export writes feats.a so
+    misplaced = any(places.get(n.replace(".", "_"), k) != k for k, n in enumerate(names))
+    too_many = nests and not more and len(names) > len(arguments) > 0
+    if misplaced or too_many:
         step = "Reorder or rename them."
-        if list(names) == [a for a in arguments if a in names]:  # in order, with an argument between or before them
+        if too_many:
+            whole = next((a for a in arguments if a not in names), arguments[0])
+            step = f"Name tensors within one argument by their paths, as {whole}.key or {whole}.0."
+        elif list(names) == [a for a in arguments if a in names]:  # in order, with an argument between or before them
             step = f"Wrap the model in a module whose forward takes ({', '.join(names)})."
         raise InputError(
             f"inputs: must be in the order of the model's forward({', '.join(arguments)}) (got {', '.join(names)}), "
             f"which is given them in order. {step}"
         )
+
+
+def _arguments(network: torch.nn.Module) -> tuple[tuple[str, ...], bool, bool]:
+    """What forward is given, in order; whether one may hold several tensors; and whether it takes any number of them.
+
+    The names of its arguments; of an exported program, which is given each tensor by itself, the tensors' paths, as
+    `feats.a`. None where nothing says them.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from trtpipe.model.bindings import is_exported, tensors
+
+    try:
+        parameters = inspect.signature(network.forward).parameters.values()
+    except (TypeError, ValueError):
+        return (), True, True
+    names = tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    spec = getattr(network, "_in_spec", None) if is_exported(network) else None
+    if spec is None:
+        return names, True, any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    args, kwargs = pytree.tree_unflatten([torch.tensor(k) for k in range(spec.num_leaves)], spec)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return tuple(path for path, _ in sorted(tensors(given), key=lambda leaf: int(leaf[1]))), False, False
 
 
 def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> torch.nn.Module:
