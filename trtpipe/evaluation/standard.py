@@ -266,7 +266,7 @@ def _category_ids(classes: Array, categories: Sequence[int] | None) -> Array:
 
 
 def is_logits(scores: Array) -> bool:
-    """Whether scores of boxes are on a scale of both signs: a finite one is negative."""
+    """Whether scores of boxes, float [...], are on a scale of both signs: a finite one is negative."""
     return bool(((scores < 0) & (scores > -np.inf)).any())
 
 

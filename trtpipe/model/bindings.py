@@ -155,7 +155,8 @@ def _parts(value: object) -> dict[str, object]:
 
 
 def tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor in a value by its path: keys, places and fields with dots between them, as `detections.0.boxes`."""
+    """Each tensor in a value, of any dtype and shape, by its path: keys, places and fields with dots between
+    them, as `detections.0.boxes`."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return

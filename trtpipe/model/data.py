@@ -113,7 +113,7 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
 
 
 def turned(data: Data, transform: Transform | None, ids: Sequence[str]) -> tuple[str, ...]:
-    """A note where files of `data.images` have an EXIF orientation, which is applied by code of the job alone.
+    """A note where files of the section's images have an EXIF orientation, which is applied by code of the job alone.
 
     Args:
         data: the section of the job.

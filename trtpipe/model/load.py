@@ -165,7 +165,7 @@ def _arguments(network: torch.nn.Module) -> tuple[tuple[str, ...], bool, bool]:
     """What forward is given, in order; whether one may hold several tensors; and whether it takes any number of them.
 
     The names of its arguments; of an exported program, which is given each tensor by itself, the tensors' paths, as
-    `feats.a`. None where nothing says them.
+    feats.a. None where nothing says them.
     """
     import torch
     from torch.utils import _pytree as pytree
