@@ -39,7 +39,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
     "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
     "tells a class by its name": ({"trtpipe.job.yamlfile"}, "isinstance"),  # there it becomes a word of a message
-    "closes in __del__": ({"trtpipe.trt.memory"}, "a context manager: __enter__ and __exit__"),
+    "closes in __del__": ({"trtpipe.trt.owned"}, "a context manager: __enter__ and __exit__"),
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (

@@ -93,9 +93,11 @@ def install_command(name: str) -> str:
     return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
 
 
-def pip_install(requirement: str) -> str:
-    """The command that installs one requirement by itself: a device needs no more."""
-    return f"pip install {shlex.quote(requirement)}"
+def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
+    """The command that installs one requirement by itself, as a device needs no more; in the place of distributions
+    that hold the same files, where there are any."""
+    away = " ".join(instead)
+    return f"{f'pip uninstall -y {away} && ' if away else ''}pip install {shlex.quote(requirement)}"
 
 
 def not_installed(*modules: str) -> str:

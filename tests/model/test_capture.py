@@ -299,3 +299,36 @@ def test_a_batch_axis_that_the_graph_has_not_is_refused() -> None:
         "outputs.logits: torch.export gives the shape ['N', 5], and the model itself returns ['N', 5]. It computes "
         "another thing for other batch sizes: make it independent of them."
     )
+
+
+class _Quotients(nn.Module):
+    """Rounded divisions of integers: by one number, by a tensor, and of floats."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.register_buffer("by", torch.tensor([3600, -7, 11, 1 << 30]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.div(x, 3600, rounding_mode=self.mode) + torch.div(x, self.by, rounding_mode=self.mode) * 2
+        return whole.remainder(1009).float() + torch.div(x.float(), 3.0, rounding_mode=self.mode) * 0
+
+
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_integers_are_divided_exactly(mode: str) -> None:
+    """The exporter divides them in FP32: seconds since 1970 were hours off."""
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import quantize
+    from trtpipe.routes.onnx import to_onnx
+    from trtpipe.runtime.onnxruntime import OrtRunner
+
+    model = _Quotients(mode).eval()
+    x = torch.randint(-(1 << 40), 1 << 40, (4, 4), generator=torch.Generator().manual_seed(0))
+    loaded = nets.loaded(model, ("N", 4), dtype="int64", out_shape=("N", 4))
+    captured = capture(loaded)
+    with torch.inference_mode():
+        torch.testing.assert_close(captured.graph(x)[0], model(x), rtol=0, atol=0)
+    graph = to_onnx(quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={}))
+    with OrtRunner(graph.data, as_written=True) as runner:
+        (found,) = runner.run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=0, atol=0)

@@ -165,6 +165,33 @@ def by_channel(folder: Path, weight: Any, axis: int, operator: str, *, transpose
     return path
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int32])
+def test_equal_integers_of_other_scales_are_other_numbers(tmp_path: Path, kind: type) -> None:
+    """Tools merge equal initializers: two weights, or two biases, of one stored tensor."""
+    node, whole = onnx.helper.make_node, np.arange(-4, 4).astype(kind)
+    nodes = [
+        node("DequantizeLinear", ["w", "a"], ["wa"]), node("DequantizeLinear", ["w", "b"], ["wb"]),
+        node("DequantizeLinear", ["w", "a"], ["wc"]),
+        node("Add", ["x", "wa"], ["xa"]), node("Add", ["xa", "wb"], ["xb"]), node("Add", ["xb", "wc"], ["logits"]),
+    ]  # fmt: skip
+    known = {"w": whole, "a": np.float32(0.5), "b": np.float32(4)}
+    made = onnx.helper.make_graph(
+        nodes,
+        "one",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 8])],
+        [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", 8])],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in known.items()],
+    )
+    onnx.save(
+        onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "m.onnx",
+    )
+    from trtpipe.model.onnx.network import load_network
+
+    found = load_network(tmp_path / "m.onnx")(torch.zeros(1, 8))["logits"]
+    np.testing.assert_array_equal(found.numpy()[0], whole.astype(np.float32) * 5)
+
+
 CONV, CONV_TRANSPOSE, MATRIX = (4, 3, 3, 3), (3, 4, 3, 3), (8, 8)
 
 

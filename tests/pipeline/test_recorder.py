@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.paths import is_own, path_of
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads, recall, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache
@@ -56,6 +57,7 @@ WAYS = {
     "shutil": "import shutil; shutil.copyfile(name, name + '.copy')",
     "zipfile": "import zipfile; zipfile.is_zipfile(name)",
     "r+": "open(name, 'r+').close()",
+    "os.open for both": "import os; os.close(os.open(name, os.O_RDWR))",
     "json": "import json; json.load(open(name))",
 }
 
@@ -376,3 +378,19 @@ def test_threads_of_the_process_itself_do_not_confuse_it(tmp_path):
     stop.set()
     assert [i.path for i in recorder.reads.items] == ["a"]
     recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [
+        ("/home/me/ml-packages/net.py", True), ("/home/me/my-packages/data/w.pt", True),
+        ("/dev/shm/w.pt", True), ("/run/media/me/disk/net.py", True), ("/run/user/1000/w.pt", True),
+        ("/home/me/v/lib/python3.11/site-packages/timm/net.py", False), ("/x/dist-packages/net.py", False),
+        ("/dev/urandom", False), ("/run/lock/x", False), ("/proc/self/maps", False), ("/etc/hosts", False),
+        ("/dev/shmoo", False),
+    ],
+)  # fmt: skip
+def test_whose_a_path_is(path, own):
+    """RAM disks, and the drives that a desktop mounts, hold users' checkpoints."""
+    assert is_own(path) is own
+    assert (path_of(path) is not None) is own

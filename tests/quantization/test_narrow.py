@@ -129,6 +129,20 @@ def test_a_weight_of_a_single_block_is_left_wide(inputs, outputs, name, fits):
     assert cannot(node, name) == ("" if fits else blocks)
 
 
+@pytest.mark.parametrize("between", [(), (3,), (3, 5), (2, 3, 5)])
+def test_nvfp4_activations_have_two_or_three_dimensions(between):
+    """TRT_FP4DynamicQuantize takes no others; weights alone are in NVFP4 whatever they are multiplied with."""
+    shape = ("N", *between, 64)
+    captured = capture(nets.loaded(torch.nn.Linear(64, 32), shape, out_shape=(*shape[:-1], 32)))
+    (node,) = {s.consumer for s in captured.sites}
+    fits = len(shape) <= 3
+    said = f"its input has {len(shape)} dimensions, and TensorRT quantizes 2 or 3 to NVFP4 as it runs"
+    assert cannot(node, "nvfp4") == ("" if fits else said)
+    assert cannot(node, "nvfp4", weights_alone=True) == cannot(node, "int4") == ""
+    chosen = assign(captured.sites, Modes(frozenset({"nvfp4", "fp8"})), Keep()).choices[node]
+    assert chosen == (Choice("nvfp4") if fits else Choice("fp8", f"NVFP4: {said}", {"nvfp4": said}))
+
+
 def test_globs_choose_and_the_last_that_fits_decides(net):
     modes = Modes(frozenset({"int8", "fp8"}), formats=(("*", "int8"), ("q", "fp8"), ("conv", "fp8")))
     found = kinds(quantized(net, modes))

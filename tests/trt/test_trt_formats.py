@@ -48,6 +48,9 @@ REFUSED = [
     (FP8, job(compute_capability=("7.5", "8.6", "8.9")), RTX,
      ["precision.fp8_mode: each of build.compute_capability must have FP8, as 8.9, 12.0, 12.1 do (got 7.5, 8.6). Leave "
       "them out, or use precision.int8_mode."]),
+    (Precision(bf16_mode=True), job(compute_capability=("7.5", "8.6")), RTX,
+     ["precision.bf16_mode: each of build.compute_capability must have BF16, as 8.0, 8.6, 8.9, 12.0, 12.1 do (got 7.5)."
+      " Leave them out, or use precision.fp16_mode."]),
     (INT4, job(compute_capability=("7.5",)), RTX,
      ["precision.weights: each of build.compute_capability must have INT4 weights, as 8.0, 8.6, 8.9, 12.0, 12.1 do "
       "(got 7.5). Leave them out, or use precision.int8_mode."]),

@@ -57,6 +57,7 @@ def capture(loaded: LoadedModel) -> Captured:
         )
     _spell_out_attention(graph)
     _spell_out_products(graph)
+    _spell_out_integer_divisions(graph)
     spell_out_einsums(graph)
     _tidy(graph)
     graph.recompile()
@@ -279,6 +280,25 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
             name = f"{str(added.target).replace('.', '_')}_scaled"
             added, beta = add_constant(graph, name, constant_value(graph, added) * beta, node), 1
         node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
+
+
+def _spell_out_integer_divisions(graph: torch.fx.GraphModule) -> None:
+    """Replace a rounded division of integers by `quotient`: PyTorch's exporter divides them in FP32, which holds whole
+    numbers up to 2^24 alone."""
+    from trtpipe.model.nodes import calls, is_float, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) == "div" and n.kwargs.get("rounding_mode")]:
+        if not is_float(node):
+            node.target, node.args, node.kwargs = quotient, (*node.args, node.kwargs["rounding_mode"]), {}
+
+
+def quotient(a: torch.Tensor, b: torch.Tensor | int, rounding_mode: str) -> torch.Tensor:
+    """a / b of integers, rounded towards zero ("trunc") or down ("floor"), exactly."""
+    down = a // b
+    if rounding_mode == "floor":
+        return down
+    upwards = (a - down * b != 0) & ((a < 0) != (b < 0))
+    return down + upwards.to(down.dtype)
 
 
 def product(

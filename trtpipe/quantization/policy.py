@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EIGHT_BITS: frozenset[NumberFormatName] = frozenset({"int8", "fp8"})
 #: Under this many inputs or outputs a matmul gains nothing in FP8, and a convolution with no more channels.
 LEAST_FEATURES = 16
+#: TRT_FP4DynamicQuantize of TensorRT: "input tensor must be 2D or 3D".
+MOST_DIMENSIONS_NVFP4 = 3
 #: Kernel elements of a convolution beyond which FP8 has no kernels.
 MOST_KERNEL = 32
 
@@ -127,7 +129,7 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
                 f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
                 f"none). Nearest paths: {near}."
             )
-        refused = [cannot(n, name) for n in matched]
+        refused = [cannot(n, name, weights_alone=modes.weights_alone(name)) for n in matched]
         if all(refused):
             raise InputError(
                 f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(matched[0])}: "
@@ -162,7 +164,7 @@ def idle_modes(modes: Modes, chosen: Assignment) -> tuple[str, ...]:
 
 def _kept_out(node: Node, choice: Choice, name: NumberFormatName) -> str:
     """Why an operation has another format than this one, or none."""
-    if why := cannot(node, name) or choice.kept_out.get(name):
+    if why := choice.kept_out.get(name) or cannot(node, name):
         return why
     return f"{FORMATS[choice.format].title} comes first" if choice.format else choice.reason
 
@@ -171,7 +173,8 @@ def _choice(node: Node, modes: Modes, wide: Mapping[str, str]) -> Choice:
     """`wide` says, by node name, what stays out of 8 bits because it gains nothing there."""
     kept_out: dict[NumberFormatName, str] = {}
     for name in _preference(node, modes):
-        why = cannot(node, name) or (wide.get(node.name, "") if name in EIGHT_BITS else "")
+        why = cannot(node, name, weights_alone=modes.weights_alone(name))
+        why = why or (wide.get(node.name, "") if name in EIGHT_BITS else "")
         if not why:
             return Choice(name, _because(kept_out), kept_out)
         kept_out[name] = why
@@ -199,8 +202,14 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
     return tuple(dict.fromkeys((*((chosen,) if chosen else ()), *(f for f in order if f in modes.asked))))
 
 
-def cannot(node: Node, name: NumberFormatName) -> str:
-    """Why the format cannot hold the operation, or gains nothing there; "" where it can."""
+def cannot(node: Node, name: NumberFormatName, *, weights_alone: bool = False) -> str:
+    """Why the format cannot hold the operation, or gains nothing there; "" where it can.
+
+    Args:
+        node: the operation.
+        name: the format.
+        weights_alone: whether activations stay as they are.
+    """
     kind = op_name(node)
     if name == "int8":
         return ""
@@ -213,6 +222,9 @@ def cannot(node: Node, name: NumberFormatName) -> str:
             return f"its {inputs} inputs do not fill blocks of {FORMATS[name].blocks[-1]}"
         if outputs * inputs == block:
             return f"its weight is one block of {block}, whose scale TensorRT takes for that of a whole tensor"
+        dimensions = len(_shape(node.args[0]))
+        if name == "nvfp4" and not weights_alone and dimensions > MOST_DIMENSIONS_NVFP4:
+            return f"its input has {dimensions} dimensions, and TensorRT quantizes 2 or 3 to NVFP4 as it runs"
         return ""
     return _no_fp8_convolution(node) if kind.startswith("conv") else _no_fp8_matmul(node, kind)
 

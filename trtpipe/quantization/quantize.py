@@ -373,7 +373,10 @@ def _nothing_left(plan: SitePlan, modes: Modes | None) -> str:
 def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
     """Why no operation can have any of the job's formats."""
     return tuple(
-        f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(modes.asked) if (why := cannot(n, f))
+        f"{FORMATS[f].title}: {why}"
+        for n in plan.chosen.choices
+        for f in sorted(modes.asked)
+        if (why := cannot(n, f, weights_alone=modes.weights_alone(f)))
     )
 
 

@@ -111,7 +111,7 @@ def refusals(
                 f"engines are for Ampere too). Use none or same_compute_capability, or {other}.",
             )
         if name == "tensorrt_rtx":
-            yield from _named(build, path, needed, other)
+            yield from not_on_all(build, path, needed.title, needed.capability, other)
 
 
 def _common(build: Build, name: str, able: frozenset[str]) -> frozenset[str]:
@@ -122,18 +122,26 @@ def _common(build: Build, name: str, able: frozenset[str]) -> frozenset[str]:
     return (ALWAYS | able).intersection(PRECISIONS, *(BY_CAPABILITY[c].precisions for c in gpus))
 
 
-def _named(build: Build, path: str, needed: FormatSupport, other: str) -> Iterator[tuple[str, str]]:
-    """What is wrong with the compute capabilities that a TensorRT-RTX job names; `other` is what all of them have."""
+def not_on_all(build: Build, path: str, title: str, capability: str, other: str) -> Iterator[tuple[str, str]]:
+    """(option path, message) where a compute capability that a TensorRT-RTX job names lacks a type of numbers.
+
+    Args:
+        build: the job's build section.
+        path: of the option that asks for the type.
+        title: of the type.
+        capability: the type among a platform's precisions.
+        other: what all of them have.
+    """
     unable = [
         c
         for c in build.compute_capability
-        if c in RTX_COMPUTE_CAPABILITIES and needed.capability not in BY_CAPABILITY[c].precisions
+        if c in RTX_COMPUTE_CAPABILITIES and capability not in BY_CAPABILITY[c].precisions
     ]
     if unable:
-        legal = [c for c in RTX_COMPUTE_CAPABILITIES if needed.capability in BY_CAPABILITY[c].precisions]
+        legal = [c for c in RTX_COMPUTE_CAPABILITIES if capability in BY_CAPABILITY[c].precisions]
         yield (
             path,
-            f"each of build.compute_capability must have {needed.title}, as {', '.join(legal)} do (got "
+            f"each of build.compute_capability must have {title}, as {', '.join(legal)} do (got "
             f"{', '.join(unable)}). Leave them out, or use {other}.",
         )
 

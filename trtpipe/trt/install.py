@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from trtpipe.packages import distributions, install_command, versions
+from trtpipe.packages import distributions, install_command, pip_install, versions
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
 
@@ -48,17 +48,10 @@ def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", 
             lower = max(filter(None, (lowest, since, first)), key=parse_version)
             upper = min(filter(None, (below, until, last)), key=parse_version)
             if parse_version(lower) < parse_version(upper):
-                return _in_place_of(target, f"{distribution(target, major)}>={lower},<{upper}")
+                return pip_install(f"{distribution(target, major)}>={lower},<{upper}", versions(distributions(target)))
     return ""
 
 
 def distribution(target: str, cuda_major: int) -> str:
     """The distribution of a TensorRT for one major of CUDA, like tensorrt-rtx-cu12."""
     return f"{target.replace('_', '-')}-cu{cuda_major}"
-
-
-def _in_place_of(target: str, requirement: str) -> str:
-    """The command that installs a requirement after what is installed of a target: both would hold the same files."""
-    there = versions(distributions(target))
-    away = f"pip uninstall -y {' '.join(there)} && " if there else ""
-    return f"{away}pip install '{requirement}'"

@@ -238,6 +238,8 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
     implicit = build.quantization == "implicit"
     if precision.bf16_mode and "bf16" not in able:
         yield "precision.bf16_mode", f"{release} does not support BF16 (got True). Use precision.fp16_mode."
+    if precision.bf16_mode and build.target == "tensorrt_rtx":
+        yield from formats.not_on_all(build, "precision.bf16_mode", "BF16", "bf16", "precision.fp16_mode")
     if implicit and not precision.int8_mode:
         yield (
             "build.quantization",

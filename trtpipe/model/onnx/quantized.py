@@ -227,10 +227,14 @@ def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Aff
         shape = [-1 if a == affine.axis % stored.ndim else 1 for a in range(stored.ndim)]
         scales, zeros = scales.reshape(shape), zeros.reshape(shape) if zeros.size > 1 else zeros
     name = f"{node.inputs[0].name}.float"
-    if name not in graph.initializers:
-        array = ((stored.astype(np.float32) - zeros) * scales).reshape(stored.shape)
-        graph.register_initializer(ir.Value(name=name, const_value=ir.tensor(array, name=name)))
-    return graph.initializers[name]
+    array = ((stored.astype(np.float32) - zeros) * scales).reshape(stored.shape)
+    there = graph.initializers.get(name)
+    if there is not None and not np.array_equal(there.const_value.numpy(), array):  # equal integers of other scales
+        name, there = f"{node.outputs[0].name}.float", None
+    if there is None:
+        there = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        graph.register_initializer(there)
+    return there
 
 
 def _refused(node: ir.Node, what: str, step: str = _IN_FLOAT) -> InputError:

@@ -23,7 +23,7 @@ def path_of(value: object) -> FilePath | None:
         return None
     given = os.fsdecode(value)
     path = FilePath(os.path.abspath(given))
-    if (path + os.sep).startswith(_SYSTEM) or "/site-packages/" in path or "/dist-packages/" in path:
+    if _systems(path + os.sep) or is_packages(path):
         return None
     path.relative = not os.path.isabs(given)
     return path
@@ -31,7 +31,17 @@ def path_of(value: object) -> FilePath | None:
 
 def is_own(source: str) -> bool:
     """Whether a source file is the user's own: none of Python, an installed package or trtpipe."""
-    return not source.startswith(("<", *_SYSTEM)) and "-packages" + os.sep not in source
+    return not source.startswith("<") and not _systems(source) and not is_packages(source)
+
+
+def is_packages(path: str) -> bool:
+    """Whether a path is in a folder of installed packages, by the names that Python gives these."""
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+def _systems(path: str) -> bool:
+    """Whether a path is Python's or the system's: a RAM disk, and drives that a desktop has mounted, are the user's."""
+    return path.startswith(_SYSTEM) and not path.startswith(_USERS)
 
 
 def _own_folders() -> tuple[str, ...]:
@@ -47,3 +57,4 @@ def _own_folders() -> tuple[str, ...]:
 
 
 _SYSTEM = _own_folders()
+_USERS = ("/dev/shm/", "/run/media/", "/run/mount/", "/run/user/")

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
+from trtpipe.pipeline.cache.paths import is_packages
+
 _ASKING = ("stat", "lstat", "access", "readlink")
 #: Callers in the standard library that hand on what `stat` says of size and times; others ask what is there.
 _STATUS = frozenset({"getsize", "getmtime", "getctime", "stat", "lstat"})
@@ -96,7 +98,7 @@ def _kind(frame: FrameType | None, is_own: Callable[[str], bool]) -> str | None:
     """What the caller wants to know; None when it is no code of the job's own, however it came here."""
     through: set[str] = set()
     while frame is not None and (source := frame.f_code.co_filename).startswith(("<", _STDLIB)):
-        if "-packages" + os.sep in source:
+        if is_packages(source):
             break
         if source.startswith(("<frozen", _STDLIB)):  # code from a string belongs to whoever runs it
             through.add(frame.f_code.co_name)

@@ -218,12 +218,12 @@ def _opened(recorder: Recorder, args: Sequence[object]) -> None:
     name = path_of(path)
     if name is None:
         return
-    writes = isinstance(mode, str) and any(c in mode for c in "wax+")
+    writes, both = isinstance(mode, str) and any(c in mode for c in "wax+"), False
     if mode is None and isinstance(flags, int):
-        writes = bool(flags & _WRITES)
+        writes, both = bool(flags & _WRITES), flags & os.O_ACCMODE == os.O_RDWR and not flags & os.O_TRUNC
     if writes:
         recorder.log("write", name)
-    if not writes or (isinstance(mode, str) and "+" in mode and "w" not in mode):
+    if not writes or both or (isinstance(mode, str) and "+" in mode and "w" not in mode):
         _file(recorder, name)
 
 
