@@ -106,6 +106,7 @@ schema: $(SETUP)  ## Write what is generated from the job file's models: its JSO
 	    print(document(json.load(open('docs/rtx-options.json'))), end='')" > docs/versions.md
 
 dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
+	@test -z "$$(git status --porcelain 2>/dev/null)" || { echo "dist: commit or remove what git status names: it would be packed"; exit 2; }
 	$(BIN)/python -m hatchling build -d dist
 
 clean:  ## Remove what was built and made, but not .venv.

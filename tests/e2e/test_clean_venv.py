@@ -115,7 +115,7 @@ def test_a_kit_is_built_with_rtx_alone(tmp_path: Path, data: None, batch: str) -
 
 
 def test_the_light_core_is_light(tmp_path: Path) -> None:
-    """Under 80 MB of packages to fetch, and imported in under 0.3 s of processor time."""
+    """Under 80 MB of packages to fetch, and imported in less processor time than NumPy."""
     trtpipe = environment(tmp_path / "venv")
     python, wheels = trtpipe.parent / "python", tmp_path / "wheels"
     called(python, "-m", "pip", "download", "--quiet", "-d", wheels, *(tmp_path / "venv/wheel").glob("*.whl"))
@@ -123,7 +123,7 @@ def test_the_light_core_is_light(tmp_path: Path) -> None:
     figures: Any = json.loads(called(python, ROOT / "benchmarks/install_size.py", "--json", cwd=tmp_path))
     print(f"{fetched_mb:.1f} MB in {len(list(wheels.iterdir()))} packages to fetch; installed: {figures}")
     assert fetched_mb < 80
-    assert figures["import_cpu_s"] < 0.3
+    assert figures["import_cpu_s"] < figures["import_numpy_cpu_s"]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.model import pt2e
 from trtpipe.model.bindings import evaluating
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, constant_value, copied, module_path, op_name, set_constant, source_line
+from trtpipe.model.output_specs import output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, TensorSpec
 
@@ -332,3 +333,17 @@ def test_integers_are_divided_exactly(mode: str) -> None:
     with OrtRunner(graph.data, as_written=True) as runner:
         (found,) = runner.run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch announces the end of quantize_per_tensor
+def test_a_quantized_output_is_refused() -> None:
+    class Quantized(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.quantize_per_tensor(x.flatten(1)[:, :5], 0.1, 0, torch.qint8)
+
+    loaded = nets.loaded(Quantized())
+    with pytest.raises(InputError) as caught:
+        output_specs(loaded.module, loaded.inputs, {"logits": "float32"})
+    assert str(caught.value) == (
+        "outputs.logits: must be a plain tensor (got qint8, quantized). Return dequantize() of it."
+    )

@@ -324,6 +324,15 @@ def test_a_package_that_does_not_fit_the_driver_is_not_installed_again(machine):
     assert not any("--force-reinstall" in command for command in found.commands)
 
 
+def test_torch_tensorrt_is_not_advised_where_it_would_replace_tensorrt(machine):
+    """Its wheel requires TensorRT 11.1 for CUDA 13."""
+    found = machine(L4, {"tensorrt": TEN}, ALL | {"torch_tensorrt": None})
+    assert why(found, "route torch_tensorrt") == (
+        "torch_tensorrt must have TensorRT 11, which Torch-TensorRT 2.14 is built for (got 10.3.0)"
+    )
+    assert not any("torch-tensorrt" in command for command in found.commands)
+
+
 def test_torch_tensorrt_is_not_advised_beside_a_torch_that_it_would_replace(machine):
     packages = {k: v for k, v in ALL.items() if k != "torch-tensorrt"} | {"torch": "2.8.0", "torchao": "0.13.0"}
     packages["torch_tensorrt"] = None

@@ -85,8 +85,7 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "8.6 on 8.7",
         manifest(machine="aarch64"),
         ORIN,
-        "compute capability: the engine must run on 8.6 (got 8.7, Orin). "
-        "Build the bundle for this device, or with hardware compatibility.",
+        "compute capability: the engine must run on 8.6 (got 8.7, Orin). Build the bundle for this device.",
     ),
     (
         "RTX for another GPU",
@@ -127,7 +126,7 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         manifest(hardware_compatibility="same_compute_capability"),
         ADA,
         "compute capability: the engine must run on 8.6 (got 8.9, L4). "
-        "Build the bundle for this device, or with hardware compatibility.",
+        "Build the bundle for this device, or with ampere_plus.",
     ),
     (
         "an engine that names no GPU",
@@ -209,7 +208,8 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "no GPU",
         manifest(),
         replace(GPU_86, compute_capability=None, gpu="no driver"),
-        "gpu: there is no usable NVIDIA GPU (no driver). Check its driver, or run with --graph on the CPU.",
+        "gpu: there is no usable NVIDIA GPU (no driver). Check its driver, or have its graph executed on the CPU: "
+        "trtpipe run --graph.",
     ),
 ]
 

@@ -46,7 +46,8 @@ def _one_source(model: ModelSource) -> Iterator[Broken]:
     sources = given(model, "factory", "program", "onnx")
     if len(sources) != 1:
         alone = not sources and model.torchscript is not None
-        hint = "torch.export cannot take a TorchScript file; beside one it is the baseline." if alone else ""
+        as_onnx = "write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
+        hint = f"torch.export takes no TorchScript file: {as_onnx}" if alone else ""
         got = "torchscript alone" if alone else counted(sources)
         yield Broken(("model",), "have exactly one of factory, program and onnx", got, hint)
     yield from named_callable(model.factory, ("model", "factory"))

@@ -76,11 +76,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         return _program(model.program, job.input_specs(), recalibrate), f"program {Path(model.program).name}"
     if model.onnx is not None:
         return _onnx(job, Path(model.onnx), recalibrate), f"onnx {Path(model.onnx).name}"
-    if model.factory is None:
-        raise InputError(
-            "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory, "
-            "model.program or model.onnx to build from; model.torchscript then stays the baseline it is compared with."
-        )
+    assert model.factory is not None  # a job has one of the three
     with on_path(base):
         factory = import_callable(model.factory, "model.factory", InputError)
         _require_fit(factory, model.factory, model.args)

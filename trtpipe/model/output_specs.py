@@ -80,10 +80,15 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
     """Bindings are cast within a kind of number, or to a wider kind: a mask to integers or floats, integers to floats.
 
     Raises:
-        InputError: a float output is declared an integer, or an integer one a truth value.
+        InputError: a float output is declared an integer, or an integer one a truth value; or one is quantized.
     """
     kinds = "bif"  # NumPy's letters
     for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
+        if tensor.is_quantized:
+            raise InputError(
+                f"outputs.{name}: must be a plain tensor (got {str(tensor.dtype).removeprefix('torch.')}, quantized). "
+                "Return dequantize() of it."
+            )
         own = str(tensor.dtype).removeprefix("torch.")
         if kinds.index(np.dtype(wanted).kind) < kinds.index(np.dtype(own).kind.replace("u", "i")):
             legal = "float32 or float16" if tensor.is_floating_point() else f"{own} or a float type"

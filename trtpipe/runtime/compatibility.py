@@ -240,7 +240,10 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
 def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
     here = device.compute_capability
     if here is None:
-        return [f"gpu: there is no usable NVIDIA GPU ({device.gpu}). Check its driver, or run with --graph on the CPU."]
+        return [
+            f"gpu: there is no usable NVIDIA GPU ({device.gpu}). Check its driver, or have its graph executed on the "
+            "CPU: trtpipe run --graph."
+        ]
     built = ", ".join(engine.compute_capabilities)
     if engine.hardware_compatibility == "ampere_plus":
         if device.jetson:
@@ -272,15 +275,18 @@ def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
         return []
     if here not in engine.compute_capabilities:
         return [
-            f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). {_other_gpu(engine, here)}"
+            f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). "
+            f"{_other_gpu(engine, device, here)}"
         ]
     return []
 
 
-def _other_gpu(engine: EngineInfo, here: str) -> str:
+def _other_gpu(engine: EngineInfo, device: Device, here: str) -> str:
     """What makes an engine for a GPU of another compute capability."""
     if engine.target == "tensorrt":
-        return "Build the bundle for this device, or with hardware compatibility."
+        oldest = min(map(parse_version, (here, *engine.compute_capabilities)))
+        both = not device.jetson and oldest >= parse_version(OLDEST_PORTABLE)
+        return f"Build the bundle for this device{', or with ampere_plus' if both else ''}."
     if here in RTX_COMPUTE_CAPABILITIES:
         return f"Build the bundle with {here} in build.compute_capability."
     return "Build the bundle for target tensorrt on this device."

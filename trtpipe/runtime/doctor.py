@@ -26,7 +26,7 @@ from trtpipe.packages import (
     version,
 )
 from trtpipe.routes import options as route_options
-from trtpipe.routes.options import FRONTENDS
+from trtpipe.routes.options import FRONTENDS, unfit_release
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver, memory_command
@@ -246,7 +246,7 @@ def _routes(
     torch2trt = packages["torch2trt"]
     what = "build by route torch2trt"
     release = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
-    if release and (why := route_options.unfit_release("torch2trt", "tensorrt", release)):
+    if release and (why := unfit_release("torch2trt", "tensorrt", release)):
         return first, Ability(what, False, why)
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
@@ -265,6 +265,8 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
         if torch is not None and parse_release(torch) != parse_release(TORCH_TENSORRT):
             reason = f"Torch-TensorRT {TORCH_TENSORRT}, whose arguments are known, needs torch "
             return Ability(what, False, f"{reason}{TORCH_TENSORRT} (got {torch})")
+        if "tensorrt" in tensorrts and (why := unfit_release("torch_tensorrt", "tensorrt", tensorrts["tensorrt"][1])):
+            return Ability(what, False, why)  # to install it would replace the TensorRT that is here
         return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
@@ -275,7 +277,7 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
         return Ability(what, False, reason, install)
     if why := route_options.unknown_frontend(frontend.version):
         return Ability(what, False, why, install_command(FRONTENDS[frontend.target]))
-    if why := route_options.unfit_release("torch_tensorrt", frontend.target, here):
+    if why := unfit_release("torch_tensorrt", frontend.target, here):
         return Ability(what, False, why)
     reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
     return Ability(what, True, reason)
