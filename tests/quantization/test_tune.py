@@ -14,8 +14,10 @@ from trtpipe.quantization.search import (
     Laboratory,
     Preview,
     Trial,
+    at_output,
     best_of,
     keeping,
+    ladder,
     left,
     pareto,
     search,
@@ -144,6 +146,66 @@ def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
         "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25.0% of the MACs quantized, "
         "with sqnr_db 24.5 (limit 30) (3 evaluations)"
     )
+
+
+class Stepped(Network):
+    """Modules that have a noise power in each of INT8, FP8 and half; none in FP32."""
+
+    def __init__(self, noise, **more):
+        super().__init__([n[0] for n in noise], **more)
+        self.powers = {
+            f"m{i}": dict(zip(("own", "fp8", "half", "fp32"), (*n, 0.0), strict=True)) for i, n in enumerate(noise)
+        }
+
+    def sqnr(self, candidate):
+        where = {m: k for k in ("fp8", "half", "fp32") for m in getattr(candidate, k)}
+        power = sum(p[where.get(m, "own")] for m, p in self.powers.items())
+        return math.inf if power == 0 else -10 * math.log10(power)
+
+    def rank(self, algorithm):
+        def figures(m, p):
+            own, fp8, half = (-10 * math.log10(p[k]) for k in ("own", "fp8", "half"))
+            return ModuleSensitivity(m, "net.py:1", "linear", own, own, half, 100, fp8_sqnr_db=fp8)
+
+        ranked = sorted((figures(m, p) for m, p in self.powers.items()), key=lambda m: m.sqnr_db)
+        return Sensitivity(tuple(ranked), 32, 100 * len(self.powers), 1.0, 1.0, 0.1)
+
+
+def test_where_the_next_format_is_a_little_short_the_worst_takes_the_one_after_it():
+    """Five linears in NVFP4 whose FP8 is 0.9 dB short: all of them went to FP32 at once."""
+    network = Stepped([(1e-2, 2e-4, 1e-7)] * 4 + [(3e-2, 5e-4, 1e-7), (1e-9, 1e-9, 1e-9)])
+    tuned = network.search()
+    assert tuned.met
+    assert tuned.best.candidate == Candidate("entropy_2", fp8=("m0", "m1", "m2", "m3"), half=("m4",))
+    assert len(network.evaluated) <= 10
+
+
+def test_the_worst_is_what_does_most_to_the_models_outputs():
+    """Of two modules that are alike at their own outputs, the one whose noise reaches the model's steps up first."""
+
+    def one(sqnr, own, fp8):
+        return ModuleSensitivity("a", "", "linear", sqnr, own, 60.0, 1, fp8_sqnr_db=fp8)
+
+    assert at_output(one(20.0, 20.0, 30.0), 30.0) == 30.0
+    assert at_output(one(40.0, 20.0, 30.0), 30.0) == 50.0
+    assert at_output(one(math.inf, math.inf, math.inf), math.inf) == math.inf
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-5, 1e-1), st.floats(1e-6, 1e-2), st.floats(1e-8, 1e-3)), min_size=2, max_size=12),
+    st.sampled_from([0.3, 1.0, 3.0]),
+)
+@settings(deadline=None, max_examples=150)
+def test_what_fp32_can_meet_is_met_and_each_module_is_on_its_ladder(noise, misled):
+    """With evaluations enough; the last module is left quantized, as something has to be."""
+    network = Stepped([*noise, (1e-9, 1e-9, 1e-9)], misled=misled)
+    tuned = network.search(200)
+    assert tuned.met
+    if misled == 1.0 and tuned.sensitivity is not None:
+        modules = {m.module: m for m in tuned.sensitivity.modules}
+        kept = {m: k for k in ("fp8", "half", "fp32") for m in getattr(tuned.best.candidate, k)}
+        assert all(k in dict(ladder(modules[m])) for m, k in kept.items())
+        assert len(set(network.evaluated)) == len(network.evaluated)
 
 
 def test_the_allowance_is_kept_and_its_end_is_said():

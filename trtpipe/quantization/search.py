@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trtpipe.evaluation.limits import bounds, worst
 from trtpipe.evaluation.metrics import BEST
@@ -118,10 +119,11 @@ def search(laboratory: Laboratory, allowance: int = EVALUATIONS) -> Tuned:
     3. Modules ranked by sensitivity: how many of the worst must be kept, and under which algorithm are they fewest? The
        preview's answer is the first guess, its neighbour below the second, then follows a bisection: about log2 of the
        number of modules.
-    4. Each kept module goes back to INT8, the costliest first, where the preview allows it and the limits still hold.
+       When all of them are not enough, the same again with a step more, and so on to FP32.
+    4. Each kept module takes a step back, the costliest first, where the preview allows it and the limits still hold.
 
-    A module is kept in FP16 (or BF16) unless that is hardly better than INT8 at its own output, or overflows: then in
-    FP32. When no number of modules is enough, they are all tried in FP32 too.
+    The steps of a module are the other of FP8 and INT8, then FP16 (or BF16), each unless it is hardly better than the
+    one before at the module's own output, or overflows; and FP32 (`ladder`).
 
     Returns:
         The passing trial with the largest share of INT8; without one, the trial whose shortfall is smallest.
@@ -151,17 +153,19 @@ class _Search:
         if self.other_algorithm(start):
             return
         base, ranked = self.ranked(start)
-        base, guess = start, self.guess(start, ranked, len(ranked))
+
+        def of(algorithm: str) -> Callable[[int], Candidate]:
+            return lambda count: keeping(replace(start, algorithm=algorithm), ranked[:count])
+
+        base, guess = start, self.guess(of(start.algorithm), len(ranked))
         for algorithm in self.algorithms[1:]:
-            other = replace(start, algorithm=algorithm)
-            if guess > 1 and self.promises(keeping(other, ranked[: guess - 1])):
-                base, guess = other, self.guess(other, ranked, guess - 1)
+            if guess > 1 and self.promises(of(algorithm)(guess - 1)):
+                base, guess = replace(start, algorithm=algorithm), self.guess(of(algorithm), guess - 1)
         if base != start:
             base, ranked = self.ranked(base)
-            guess = self.guess(base, ranked, len(ranked))
-        kept = self.bracket(base, ranked, guess)
-        if kept:
-            self.give_back(base, kept)
+        steps = self.climb(base, ranked)
+        if steps:
+            self.give_back(base, ranked, steps)
 
     def evaluate(self, candidate: Candidate) -> Trial:
         known = next((t for t in self.trials if t.candidate == candidate), None)
@@ -192,29 +196,41 @@ class _Search:
             ranked.pop()
         return base, ranked
 
-    def bracket(self, base: Candidate, ranked: Sequence[ModuleSensitivity], guess: int) -> list[ModuleSensitivity]:
-        """The shortest head of the ranking that passes when kept, about `guess` long; empty when none does."""
-        if not ranked:
-            return []
-        lowest, highest, at = 0, len(ranked) + 1, guess
+    def climb(self, base: Candidate, ranked: Sequence[ModuleSensitivity]) -> dict[str, int]:
+        """By module, how many steps of its `ladder` it takes: the fewest modules that pass one step up; where all of
+        them do not, the fewest, worst first, that pass one more; empty where nothing does."""
+        steps: dict[str, int] = {}
+        todo = list(ranked)
+        while todo:
+
+            def make(count: int, steps: dict[str, int] = steps, todo: list[ModuleSensitivity] = todo) -> Candidate:
+                return kept_at(base, ranked, up(steps, todo[:count]))
+
+            if found := self.bracket(make, len(todo), self.guess(make, len(todo))):
+                return up(steps, todo[:found])
+            steps = up(steps, todo)
+            todo = [m for m in ranked if steps[m.module] < len(ladder(m))]
+            todo.sort(key=lambda m: at_output(m, ladder(m)[steps[m.module] - 1][1]))
+        return {}
+
+    def bracket(self, make: Callable[[int], Candidate], most: int, guess: int) -> int:
+        """The least number up to `most`, about `guess`, whose candidate passes; 0 when none does."""
+        lowest, highest, at = 0, most + 1, guess
         while lowest + 1 < highest:
-            if self.evaluate(keeping(base, ranked[:at])).passed:
+            if self.evaluate(make(at)).passed:
                 highest = at
                 at = at - 1 if at == guess and at - 1 > lowest else (lowest + highest) // 2
             else:
                 lowest = at
-                at = min(len(ranked), 2 * at) if highest > len(ranked) else (lowest + highest) // 2
-        if highest <= len(ranked):
-            return list(ranked[:highest])
-        self.evaluate(replace(base, fp32=tuple(m.module for m in ranked)))
-        return []
+                at = min(most, 2 * at) if highest > most else (lowest + highest) // 2
+        return highest if highest <= most else 0
 
-    def guess(self, base: Candidate, ranked: Sequence[ModuleSensitivity], high: int) -> int:
-        """How many of the ranking must be kept by the preview alone, in 1..high."""
+    def guess(self, make: Callable[[int], Candidate], high: int) -> int:
+        """The least number whose candidate passes by the preview alone, in 1..high."""
         low, high = 0, max(1, high)
         while low + 1 < high:
             middle = (low + high) // 2
-            if self.promises(keeping(base, ranked[:middle])):
+            if self.promises(make(middle)):
                 high = middle
             else:
                 low = middle
@@ -224,29 +240,63 @@ class _Search:
         """Whether the candidate meets every limit on the preview's few samples."""
         return self.laboratory.preview(candidate).shortfall <= 0
 
-    def give_back(self, base: Candidate, kept: list[ModuleSensitivity]) -> None:
-        """Take modules out of `kept` again, one by one, as long as the limits hold."""
+    def give_back(self, base: Candidate, ranked: Sequence[ModuleSensitivity], steps: Mapping[str, int]) -> None:
+        """Let modules take a step less, one by one, as long as the limits hold."""
+        kept = [m for m in ranked if steps.get(m.module)]
         for module in sorted(kept, key=lambda m: -m.macs):
-            rest = [m for m in kept if m is not module]
-            if not rest:
+            fewer = {**steps, module.module: steps[module.module] - 1}
+            if not any(fewer.values()):
                 return
-            candidate = keeping(base, rest)
+            candidate = kept_at(base, ranked, fewer)
             if self.promises(candidate) and self.evaluate(candidate).passed:
-                kept = rest
+                steps = fewer
 
 
-def keeping(base: Candidate, modules: Iterable[ModuleSensitivity]) -> Candidate:
-    """`base` with the modules kept: in the other of FP8 and INT8, else in half precision, where that is clearly better,
-    else in FP32."""
-    fp8, int8, half, fp32 = (list(kept) for kept in (base.fp8, base.int8, base.half, base.fp32))
-    for m in modules:
-        better = [
-            where
-            for where, db in ((fp8, m.fp8_sqnr_db), (int8, m.int8_sqnr_db), (half, m.half_sqnr_db))
-            if db is not None and db >= m.own_sqnr_db + HALF_MARGIN_DB
-        ]
-        (*better, fp32)[0].append(m.module)
-    return replace(base, fp8=tuple(fp8), int8=tuple(int8), half=tuple(half), fp32=tuple(fp32))
+#: A format that a module can be kept in.
+Keep = Literal["fp8", "int8", "half", "fp32"]
+
+
+def ladder(module: ModuleSensitivity) -> tuple[tuple[Keep, float], ...]:
+    """What a module can be kept in, and its SQNR in dB there: the other of FP8 and INT8, half precision, each where it
+    is clearly better than the one before, and FP32."""
+    found: list[tuple[Keep, float]] = []
+    least = module.own_sqnr_db + HALF_MARGIN_DB
+    offered: tuple[tuple[Keep, float | None], ...] = (
+        ("fp8", module.fp8_sqnr_db), ("int8", module.int8_sqnr_db), ("half", module.half_sqnr_db)
+    )  # fmt: skip
+    for name, db in offered:
+        if db is not None and db >= least:
+            found.append((name, db))
+            least = db + HALF_MARGIN_DB
+    return (*found, ("fp32", math.inf))
+
+
+def at_output(module: ModuleSensitivity, own_db: float) -> float:
+    """The SQNR in dB at the model's outputs of a module that has `own_db` at its own: as much more as there."""
+    gained = own_db - module.own_sqnr_db
+    return math.inf if math.isnan(gained) else module.sqnr_db + gained
+
+
+def up(steps: Mapping[str, int], modules: Iterable[ModuleSensitivity]) -> dict[str, int]:
+    """`steps` with one more for each of the modules."""
+    return {**steps, **{m.module: steps.get(m.module, 0) + 1 for m in modules}}
+
+
+def kept_at(base: Candidate, ranked: Iterable[ModuleSensitivity], steps: Mapping[str, int]) -> Candidate:
+    """`base` with each module kept so many steps up its `ladder`."""
+    kept: dict[Keep, list[str]] = {
+        "fp8": [*base.fp8], "int8": [*base.int8], "half": [*base.half], "fp32": [*base.fp32]
+    }  # fmt: skip
+    for m in ranked:
+        if taken := steps.get(m.module):
+            kept[ladder(m)[taken - 1][0]].append(m.module)
+    fp8, int8, half, fp32 = (tuple(modules) for modules in kept.values())
+    return replace(base, fp8=fp8, int8=int8, half=half, fp32=fp32)
+
+
+def keeping(base: Candidate, modules: Sequence[ModuleSensitivity]) -> Candidate:
+    """`base` with the modules kept one step up."""
+    return kept_at(base, modules, up({}, modules))
 
 
 def left(modules: Sequence[ModuleSensitivity], kept: Sequence[str]) -> list[ModuleSensitivity]:
