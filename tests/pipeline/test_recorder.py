@@ -380,6 +380,16 @@ def test_threads_of_the_process_itself_do_not_confuse_it(tmp_path):
     recorder.close()
 
 
+def test_a_file_that_is_made_by_opening_it_was_not_read(tmp_path):
+    """As temporary files are, which must not be what a night looks for."""
+    recorder = Recorder(tmp_path)
+    with recorder:
+        exec("import tempfile, os; d, p = tempfile.mkstemp(dir=name); os.close(d)", {"name": str(tmp_path)})
+        exec("import os; os.close(os.open(name, os.O_RDWR | os.O_CREAT))", {"name": str(tmp_path / "lock")})
+    assert [i for i in recorder.reads.items if i.kind == "file"] == []
+    recorder.close()
+
+
 @pytest.mark.parametrize(
     ("path", "own"),
     [

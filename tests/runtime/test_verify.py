@@ -179,6 +179,12 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "runtime: TensorRT-RTX 1.7.1.116 is not installed. Install it: pip install 'trtpipe[rtx]'.",
     ),
     (
+        "no runtime for this driver",
+        manifest(**RTX),
+        replace(GPU_86, versions={}, cuda="11.8"),
+        "runtime: TensorRT-RTX 1.7.1.116 is not installed. There is none for this machine and its driver.",
+    ),
+    (
         "no onnxruntime",
         shipping.manifest(),
         replace(GPU_86, versions={}),

@@ -293,6 +293,20 @@ def test_nothing_is_lost_whichever_call_fails(make, name, decides, cuda_graph, f
 UNREFUSABLE = {"Runtime", "get_engine_validity", "get_tensor_shape"}
 
 
+def test_what_tensorrt_warns_of_when_it_loads_an_engine_is_a_note(make, monkeypatch):
+    runner, _, _ = make()
+    real, other = runtime.load_engine, "Using an engine plan file across different models of devices is not recommended"
+
+    def loading(*arguments):
+        for text in (other, "CUDA lazy loading is not enabled", other):
+            runner._watch.message("warning", text)
+        return real(*arguments)
+
+    monkeypatch.setattr(runtime, "load_engine", loading)
+    with runner:
+        assert runner.notes == (f"TensorRT: {other}",)
+
+
 @pytest.mark.parametrize("validity", trt_double.EngineValidity)
 def test_tensorrt_rtx_says_whether_a_gpu_runs_a_plan(make, validity):
     runner, _, _ = make(name="tensorrt_rtx", validity=validity)

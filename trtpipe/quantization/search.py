@@ -252,16 +252,16 @@ class _Search:
                 steps = fewer
 
 
-#: A format that a module can be kept in.
-Keep = Literal["fp8", "int8", "half", "fp32"]
+#: What a module can be kept in, beside its own format.
+Wider = Literal["fp8", "int8", "half", "fp32"]
 
 
-def ladder(module: ModuleSensitivity) -> tuple[tuple[Keep, float], ...]:
+def ladder(module: ModuleSensitivity) -> tuple[tuple[Wider, float], ...]:
     """What a module can be kept in, and its SQNR in dB there: the other of FP8 and INT8, half precision, each where it
     is clearly better than the one before, and FP32."""
-    found: list[tuple[Keep, float]] = []
+    found: list[tuple[Wider, float]] = []
     least = module.own_sqnr_db + HALF_MARGIN_DB
-    offered: tuple[tuple[Keep, float | None], ...] = (
+    offered: tuple[tuple[Wider, float | None], ...] = (
         ("fp8", module.fp8_sqnr_db), ("int8", module.int8_sqnr_db), ("half", module.half_sqnr_db)
     )  # fmt: skip
     for name, db in offered:
@@ -284,7 +284,7 @@ def up(steps: Mapping[str, int], modules: Iterable[ModuleSensitivity]) -> dict[s
 
 def kept_at(base: Candidate, ranked: Iterable[ModuleSensitivity], steps: Mapping[str, int]) -> Candidate:
     """`base` with each module kept so many steps up its `ladder`."""
-    kept: dict[Keep, list[str]] = {
+    kept: dict[Wider, list[str]] = {
         "fp8": [*base.fp8], "int8": [*base.int8], "half": [*base.half], "fp32": [*base.fp32]
     }  # fmt: skip
     for m in ranked:

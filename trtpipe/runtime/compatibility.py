@@ -215,7 +215,8 @@ def _install(target: str, device: Device) -> str:
     if target == "onnxruntime":
         return f"Install it: {pip_install('onnxruntime')}"
     if target == "tensorrt_rtx":
-        return f"Install it: {tensorrt_command('tensorrt_rtx', device.cuda)}"
+        command = tensorrt_command(target, device.cuda, jetson=device.jetson)
+        return f"Install it: {command}" if command else "There is none for this machine and its driver"
     return "Install it (on a Jetson it comes with JetPack)"
 
 

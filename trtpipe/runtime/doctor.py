@@ -107,6 +107,7 @@ def examine() -> Diagnosis:
     tensorrts = flavour.installed()
     jetson = driver.is_jetson()
     used = [module for name, module in PACKAGES if module in (*CAPTURE, "torch_tensorrt") and packages[name]]
+    memory = no_memory() if gpu.devices and tensorrts else ""
     failed = import_failures((*used, *map(str, tensorrts)))
     return Diagnosis(
         python=platform.python_version(),
@@ -122,8 +123,8 @@ def examine() -> Diagnosis:
         abilities=(
             _importable(_capture(packages), CAPTURE, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
-            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, jetson=jetson)),
-            *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, jetson=jetson)),
+            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, memory, jetson=jetson)),
+            *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, memory, jetson=jetson)),
             *(
                 _importable(a, ("torch", "torch_tensorrt"), failed)
                 for a in _routes(gpu, tensorrts, packages, jetson=jetson)
@@ -164,7 +165,7 @@ def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
-def _rtx(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tuple[Ability, ...]:
+def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool) -> tuple[Ability, ...]:
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
     install = tensorrt_command("tensorrt_rtx", gpu.cuda, jetson=jetson)
     if "tensorrt_rtx" not in tensorrts:
@@ -185,11 +186,11 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tuple[Ab
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
-        return built, _with_memory(Ability(run, True, reason), gpu.cuda)
+        return built, _with_memory(Ability(run, True, reason), gpu.cuda, memory)
     return built, Ability(run, False, f"{here.name}: {support.why}")
 
 
-def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tuple[Ability, ...]:
+def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool) -> tuple[Ability, ...]:
     both = "build and run an engine (target tensorrt)"
     if gpu.problem:
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
@@ -208,7 +209,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, *, jetson: bool) -> tup
         return (Ability(both, False, f"{reason} (got {release})", install),)
     if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
         return (Ability(both, False, why, "" if jetson else install),)
-    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), gpu.cuda),)
+    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), gpu.cuda, memory),)
 
 
 #: Asks for device memory as an engine's runner does, and prints why there is none.
@@ -233,10 +234,10 @@ def no_memory() -> str:
     return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
 
 
-def _with_memory(ability: Ability, cuda: str) -> Ability:
-    """The ability to run an engine, which also needs a package that allocates device memory with a driver of `cuda`."""
-    why = no_memory()
-    return Ability(ability.what, False, why, memory_command(cuda)) if why else ability
+def _with_memory(ability: Ability, cuda: str, lacking: str) -> Ability:
+    """The ability to run an engine, which also needs a package that allocates device memory with a driver of `cuda`;
+    `lacking` is what `no_memory` says."""
+    return Ability(ability.what, False, lacking, memory_command(cuda)) if lacking else ability
 
 
 def _routes(

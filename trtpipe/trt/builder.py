@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +29,6 @@ from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make
 from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
-
-#: Warnings that say nothing about the engine; every other one goes into its notes.
-_NOISE = re.compile(
-    r"onnx2trt_utils|Multi stream is disabled|CUDA lazy loading|is unsupported in TensorRT-RTX"
-    r"|Weight quantization .* has not been calibrated"
-)
 
 
 def build_engine(
@@ -102,7 +95,7 @@ def build_engine(
         outputs=model.outputs,
         graph=model,
         options=build.model_dump(mode="json", include=set(asked(build)) - {"plugins"}),
-        notes=notes + tuple(f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)),
+        notes=notes + watch.notes,
         timing_cache=cache,
         plugins=libraries,
     )

@@ -6,6 +6,7 @@ would be lost. Both callbacks keep what was raised, and `Watch.check` raises it 
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections import deque
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 LEVELS = ("internal_error", "error", "warning", "info", "verbose")
 PERCENT = "%"
 _KEPT = frozenset(LEVELS[:3])
+#: Warnings that say nothing about the engine.
+_NOISE = re.compile(
+    r"onnx2trt_utils|Multi stream is disabled|CUDA lazy loading|is unsupported in TensorRT-RTX"
+    r"|Weight quantization .* has not been calibrated"
+)
 #: The latest are kept: an engine may warn at each of a server's millions of executions.
 _MOST_MESSAGES = 10_000
 
@@ -50,6 +56,11 @@ class Watch:
     def warnings(self) -> tuple[str, ...]:
         """TensorRT's warnings so far, each once."""
         return tuple(dict.fromkeys(text for level, text in self._messages if level == "warning"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The warnings that say something of the engine, as its notes have them."""
+        return tuple(f"TensorRT: {text}" for text in self.warnings if not _NOISE.search(text))
 
     def message(self, level: str, text: str) -> None:
         """A message of TensorRT. Errors and warnings are kept; the job's log_level decides what is shown."""

@@ -239,7 +239,7 @@ class EngineRunner:
         if tensorrt.has("engine_validity"):
             self._note(*validity.require(tensorrt, runtime, self._plan, self._reason))
         engine = load_engine(tensorrt, runtime, self._plan, device.name, self._reason)
-        self._note(*(f"{tensorrt.title} warns: {text}" for text in self._watch.warnings))
+        self._note(*self._watch.notes)
         if self._refit is not None:
             give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:

@@ -218,12 +218,14 @@ def _opened(recorder: Recorder, args: Sequence[object]) -> None:
     name = path_of(path)
     if name is None:
         return
-    writes, both = isinstance(mode, str) and any(c in mode for c in "wax+"), False
+    writes = isinstance(mode, str) and any(c in mode for c in "wax+")
+    reads = not writes or (isinstance(mode, str) and "+" in mode and "w" not in mode)
     if mode is None and isinstance(flags, int):
-        writes, both = bool(flags & _WRITES), flags & os.O_ACCMODE == os.O_RDWR and not flags & os.O_TRUNC
+        writes = bool(flags & _WRITES)  # what is made by opening it has nothing to read
+        reads = not writes or (flags & os.O_ACCMODE == os.O_RDWR and not flags & os.O_TRUNC and os.path.exists(name))
     if writes:
         recorder.log("write", name)
-    if not writes or both or (isinstance(mode, str) and "+" in mode and "w" not in mode):
+    if reads:
         _file(recorder, name)
 
 
