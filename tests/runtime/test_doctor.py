@@ -134,12 +134,19 @@ def test_nobody_gives_device_memory(machine):
     """An installed torch may have no CUDA, a cuda-python may be for a later driver: both are tried."""
     why_not = doctor.no_memory()
     assert "none of torch with CUDA, cuda-python and pycuda works" in why_not  # there is no GPU here
-    assert "Install one" not in why_not
     for target, release in (("tensorrt", TEN), ("tensorrt_rtx", RTX)):
+        reason, _, command = why_not.partition(" Install one: ")
         found = machine(L4, {target: release}, memory=why_not)
         what = next(w for w in can(found) if "run an engine" in w and target + ")" in w)
-        assert (can(found)[what], why(found, what)) == (False, why_not)
-        assert "pip install 'cuda-python<13'" in found.commands
+        assert (can(found)[what], why(found, what)) == (False, reason)
+        assert command.removesuffix(".") in found.commands
+
+
+def test_a_full_gpu_is_not_told_to_install_anything(machine):
+    found = machine(L4, {"tensorrt": TEN}, memory="cudaStreamCreate: cudaErrorMemoryAllocation")
+    what = "build and run an engine (target tensorrt)"
+    assert (can(found)[what], why(found, what)) == (False, "cudaStreamCreate: cudaErrorMemoryAllocation")
+    assert not any("cuda-python" in command or "edge" in command for command in found.commands)
 
 
 def test_asking_for_device_memory_may_end_the_process(monkeypatch):

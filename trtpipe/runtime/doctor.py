@@ -29,7 +29,7 @@ from trtpipe.routes import options as route_options
 from trtpipe.routes.options import FRONTENDS, unfit_release
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
-from trtpipe.trt.driver import Driver, memory_command
+from trtpipe.trt.driver import Driver
 from trtpipe.trt.install import tensorrt_command
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
@@ -186,7 +186,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
-        return built, _with_memory(Ability(run, True, reason), gpu.cuda, memory)
+        return built, _with_memory(Ability(run, True, reason), memory)
     return built, Ability(run, False, f"{here.name}: {support.why}")
 
 
@@ -209,7 +209,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
         return (Ability(both, False, f"{reason} (got {release})", install),)
     if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
         return (Ability(both, False, why, "" if jetson else install),)
-    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), gpu.cuda, memory),)
+    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), memory),)
 
 
 #: Asks for device memory as an engine's runner does, and prints why there is none.
@@ -223,21 +223,22 @@ from trtpipe.trt.memory import open_memory
 try:
     open_memory().close()
 except MissingError as error:
-    print(str(error).partition(" Install one:")[0], file=out)
+    print(error, file=out)
 """
 
 
 def no_memory() -> str:
-    """Why nothing that is installed gives device memory, tried in a process of its own; empty where something does."""
+    """Why nothing that is installed gives device memory, and what to install where that helps, tried in a process of
+    its own; empty where something does."""
     command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
     ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
 
 
-def _with_memory(ability: Ability, cuda: str, lacking: str) -> Ability:
-    """The ability to run an engine, which also needs a package that allocates device memory with a driver of `cuda`;
-    `lacking` is what `no_memory` says."""
-    return Ability(ability.what, False, lacking, memory_command(cuda)) if lacking else ability
+def _with_memory(ability: Ability, lacking: str) -> Ability:
+    """The ability to run an engine, which needs device memory too; `lacking` is what `no_memory` says."""
+    why, _, command = lacking.partition(" Install one: ")
+    return Ability(ability.what, False, why, command.removesuffix(".")) if lacking else ability
 
 
 def _routes(
