@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -212,13 +213,18 @@ def test_outputs_that_cannot_be_compared_are_refused(network: nn.Module, dtype: 
     assert str(caught.value) == message
 
 
-def test_a_weight_that_is_nan_is_named() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
-    nn.init.constant_(network[1].bias, float("nan"))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["1.bias", "2.running_mean"])
+def test_a_weight_or_buffer_that_is_not_finite_is_named(name: str, value: float) -> None:
+    """But for -inf in a buffer, as masks have it."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3), nn.BatchNorm1d(3)).eval()
+    with torch.no_grad():
+        network.state_dict()[name][0] = value
     loaded = nets.loaded(network, out_shape=("N", 3))
-    with pytest.raises(
-        InputError, match=r"NaN or infinite\)\. The weight 1\.bias holds NaN: take weights of another epo"
-    ):
+    named = f"The weight {name} holds NaN or infinity: take weights of another epoch."
+    if name == "2.running_mean" and value < 0:
+        named = "Leave out masking with -inf and log(0), or return the tensor before it."
+    with pytest.raises(InputError, match=rf"NaN or infinite\)\. {re.escape(named)}$"):
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 

@@ -153,7 +153,9 @@ PRESENCE = ["os.path.exists(path)", "os.path.isfile(path)", "os.path.isdir(path)
             "os.path.islink(path)", "os.access(path, os.R_OK)", "path.exists()", "path.is_file()", "path.is_dir()",
             "os.path.realpath(path)", "list(path.glob('*.pt'))"]  # fmt: skip
 STATUS = ["os.stat(path)", "os.lstat(path)", "os.path.getsize(path)", "os.path.getmtime(path)", "path.stat()",
-          "os.stat(path.name, dir_fd=fd)"]  # fmt: skip
+          "os.stat(path.name, dir_fd=fd)",
+          "[e.stat() for e in os.scandir(path.parent)] or os.stat(path)",
+          "max(os.scandir(fd), key=lambda e: e.stat().st_mtime, default=None) or os.stat(path)"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("way", "kind"), [*((w, "presence") for w in PRESENCE), *((w, "status") for w in STATUS)])
@@ -183,6 +185,21 @@ def test_every_question_for_a_path_is_recorded_and_its_answer_watched(way, kind,
     path.unlink()
     path.mkdir()
     assert value() != before
+
+
+def test_entries_of_a_listing_are_what_they_were(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").touch()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        with os.scandir(tmp_path) as found:
+            (entry,) = found
+        assert (entry.name, os.fspath(entry), entry.is_dir()) == ("a", str(tmp_path / "a"), True)
+        assert repr(entry) == "<DirEntry 'a'>"
+        assert [files for _, _, files in os.walk(entry)] == [["x.png"]]
+        os.scandir(entry).close()
+    assert {r.kind for r in recorder.reads.items} == {"folder"}
+    recorder.close()
 
 
 def test_what_a_library_asks_and_what_the_code_itself_makes_are_no_questions(tmp_path):

@@ -176,10 +176,12 @@ def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> N
     if not values.size:
         return
     if not np.isfinite(values).all():
-        broken = next((name for name, weight in module.named_parameters() if bool(weight.isnan().any())), None)
+        held = {n: not bool(p.isfinite().all()) for n, p in module.named_parameters()}
+        held |= {n: bool((b.isnan() | b.isposinf()).any()) for n, b in module.named_buffers()}  # masks hold -inf
+        broken = next((name for name, is_broken in held.items() if is_broken), None)
         step = "Leave out masking with -inf and log(0), or return the tensor before it."
         if broken is not None:
-            step = f"The weight {broken.removeprefix('network.')} holds NaN: take weights of another epoch."
+            step = f"The weight {broken.removeprefix('network.')} holds NaN or infinity: take weights of another epoch."
         raise InputError(
             f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
             f"{values.size} values of output {spec.name} NaN or infinite). {step}"

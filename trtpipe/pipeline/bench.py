@@ -18,6 +18,7 @@ from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
+from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibrate, compile_engine, narrow_of, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
 
 
+@with_own_modules
 def bench_job(
     job: Job,
     reporter: Reporter,
@@ -232,7 +234,10 @@ def _ort_mode(
     def prepare() -> Ready:
         data = graph()
         runner = OrtRunner(data, as_written=as_written)
-        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name,))
+        said = (
+            ("each node is executed as it stands, without graph optimizations, which break FP8",) if as_written else ()
+        )
+        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name, *said))
 
     return Mode(name, "cpu", prepare, cannot)
 

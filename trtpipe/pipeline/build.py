@@ -16,6 +16,7 @@ from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
 from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
+from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
 from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare, recalibrated
 from trtpipe.pipeline.tune import tune_from
@@ -48,6 +49,7 @@ class Built:
 
 
 @seldom_collected()
+@with_own_modules
 def build(
     job: Job,
     out: Path,

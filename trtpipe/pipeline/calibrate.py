@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibration_table, own_table
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Reporter
 
 
+@with_own_modules
 def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
     """The table that a build of this job in INT8 calibrates, or reads from `calibration.table`, with its audit; of a
     quantized model without a calibration section that of its own scales.

@@ -9,9 +9,11 @@ from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
+from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.routes.onnx import to_onnx
 
 
+@with_own_modules
 def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     """The first thing of each kind that would stop the job later: its model, data, baseline, graph and ONNX form.
 

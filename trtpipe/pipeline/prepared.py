@@ -19,7 +19,6 @@ from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
-from trtpipe.job.importable import on_path
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
@@ -259,7 +258,7 @@ class PreparedJob:
         job, baseline = self.job, self.baseline
         if not job.check.metrics:
             return NO_METRICS
-        with self._stages("metrics"), on_path(job.folder):
+        with self._stages("metrics"):
             labels: Labels = baseline.labels
             if job.check.labels is not None and not names_classes(job.check.labels):
                 labels = labels_of(job.check.labels, baseline.ids, job.check_transform(), job.check.images)

@@ -14,6 +14,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
+from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
@@ -104,6 +105,7 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
+    from trtpipe.model.sites import MATRIX_PRODUCTS
     from trtpipe.quantization import quantize as stage
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
@@ -111,7 +113,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
     precision, prepared = job.precision, prepared.corrected(table)
     captured = prepared.captured
     with stages("quantize"):
-        return stage.quantize(
+        quantized = stage.quantize(
             captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
@@ -120,13 +122,17 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
             ranges=prepared.needed_ranges(precision),
             narrow=narrow_of(job, prepared, table),
         )
+        require_products(job, (x.module for x in quantized.layers if x.op in MATRIX_PRODUCTS and x.precision == "fp32"))
+        return quantized
+
+
+def _fits_weights(job: Job, prepared: PreparedJob) -> bool:
+    """Whether weights of 4 bits are fitted to the first calibration samples: where the job names samples."""
+    return prepared.calibrates and (job.precision.weights is not None or job.precision.nvfp4_mode)
 
 
 def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -> Narrow | None:
-    """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them.
-
-    The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
-    """
+    """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them."""
     from trtpipe.quantization.formats import maxima
     from trtpipe.quantization.narrow import Statistics
     from trtpipe.quantization.policy import modes_of
@@ -135,8 +141,7 @@ def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -
     modes = modes_of(job.precision)
     if not modes.narrow:
         return None
-    fitted = (modes.weights or "nvfp4" in modes.on) and prepared.calibrates
-    importance = prepared.corrected(table).importance if fitted else {}
+    importance = prepared.corrected(table).importance if _fits_weights(job, prepared) else {}
     return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
@@ -308,7 +313,9 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=verdict_warnings(lowered, prepared.check_samples),
+        warnings=verdict_warnings(
+            lowered, prepared.check_samples, prepared.calibration_samples if _fits_weights(job, prepared) else None
+        ),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs

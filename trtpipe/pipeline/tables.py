@@ -10,6 +10,7 @@ from calib.audit import data_warnings, doubtful_thresholds
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
+from trtpipe.pipeline.prepared import RANGE_SAMPLES
 from trtpipe.report.thresholds import beyond_int8, counted, table_warnings
 
 if TYPE_CHECKING:
@@ -118,20 +119,22 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     return (*said, *(f"calibration: {s}" for s in steps))
 
 
-def verdict_warnings(lowered: Lowered, check: Source) -> tuple[str, ...]:
+def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:
     """What makes a verdict on `lowered` doubtful: poor thresholds that its INT8 operations read, and check samples that
-    its table was made from."""
+    its table was made from or its weights of 4 bits were fitted to."""
     table = lowered.table
-    if table is None:
-        return ()
-    unclipped = beyond_int8(lowered.layers, table, lowered.shared_scales)
-    return (*doubtful_thresholds(counted(table, unclipped)), *overlap_warnings(table, check))
+    doubtful: tuple[str, ...] = ()
+    if table is not None:
+        unclipped = beyond_int8(lowered.layers, table, lowered.shared_scales)
+        doubtful = doubtful_thresholds(counted(table, unclipped))
+    return (*doubtful, *overlap_warnings(table, check, fitted_to))
 
 
-def overlap_warnings(table: CalibrationTable | None, check: Source) -> tuple[str, ...]:
+def overlap_warnings(table: CalibrationTable | None, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:
     """A warning when samples of the check are among those that the table was made from, whatever they were called
-    there and whenever that was: the check then flatters the engine."""
+    there and whenever that was, or among the first of `fitted_to`: the check then flatters the engine."""
     calibrated = set() if table is None else set(table.samples.values())
+    calibrated |= set() if fitted_to is None else set(fitted_to.sample_digests[:RANGE_SAMPLES])
     both = [i for i, d in zip(check.ids, check.sample_digests, strict=True) if d in calibrated] if calibrated else []
     if not both:
         return ()

@@ -19,6 +19,7 @@ from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
+from trtpipe.pipeline.own_modules import sources, with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import (
     batching,
@@ -58,8 +59,10 @@ class TunedJob:
     seconds: Mapping[str, float]
 
 
+@with_own_modules
 def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATIONS) -> TunedJob:
-    """The job with as little as possible out of INT8 that meets its limits, or comes closest, as `<name>-tuned`.
+    """The job with as little as possible out of its number formats that meets its limits, or comes closest, named
+    `<name>-tuned`.
 
     Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
     up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
@@ -179,6 +182,7 @@ class _Bench:
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
             "metrics": self.prepared.judgement.digest,
+            "source of the metrics": sources(job, (m.function for m in job.check.metrics.values() if not m.built_in)),
             "target": job.build.target,
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }

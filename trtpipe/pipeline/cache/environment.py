@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from calib.types import JsonObject
 from calib.user_code import OURS
+from trtpipe.bundle.manifest import UNRECORDED
 from trtpipe.job.importable import find_module
 from trtpipe.packages import brought, distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
@@ -34,9 +35,7 @@ ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {"onnx": ()} | {
 #: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
     {
-        "build.log_level",
-        "build.timing_cache",
-        "build.calibration_cache",
+        *(f"build.{option}" for option in UNRECORDED),
         "calibration.workers",
         "check.workers",
         "worker",

@@ -1,8 +1,9 @@
 """Questions about files that raise no audit event: whether one is there, how large it is, since when.
 
 A checkpoint that is taken "if it exists", or because it is the newest, decides what is built and may never be opened.
-`os.stat` and its like raise no audit event, so they are replaced while something is recorded. Only questions of the
-job's own code count: what a library asks on the way to opening a file is answered by the file.
+`os.stat` and its like, and the entries of `os.scandir`, raise no audit event, so they are replaced while something is
+recorded. Only questions of the job's own code count: what a library asks on the way to opening a file is answered by
+the file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any
 
 from trtpipe.pipeline.cache.paths import is_packages
 
@@ -69,9 +71,19 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
 
         return opened
 
-    before = {name: getattr(os, name) for name in (*_ASKING, "open")}
+    def listing(original: Callable[..., Iterator[os.DirEntry[str]]]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def listed(path: object = ".") -> object:
+            found = original(path)
+            if not _is_asked_by(sys._getframe(1), is_own):  # os.walk and the like ask entries what they are
+                return found
+            return _Listing(found, functools.partial(tell, "status"), path)
+
+        return listed
+
+    before = {name: getattr(os, name) for name in (*_ASKING, "open", "scandir")}
     made = {name: asking(before[name], "stat" in name) for name in _ASKING}
-    made["open"] = opening(before["open"])
+    made["open"], made["scandir"] = opening(before["open"]), listing(before["scandir"])
     # pathlib of Python 3.10 keeps functions of its own.
     kept = getattr(pathlib, "_NormalAccessor", None)
     inside = {name: kept.__dict__[name] for name in made if kept is not None and name in kept.__dict__}
@@ -92,6 +104,61 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
                 setattr(kept, name, inside[name])
             for offer in offers:
                 offer.discard(made[name])
+
+
+class _Listing:
+    """What os.scandir returns, with entries that tell when their size and times are asked for."""
+
+    def __init__(self, found: Any, tell: Callable[[object, int | None], None], path: object) -> None:
+        self._found, self._tell, self._folder = found, tell, path if isinstance(path, int) else None
+
+    def __iter__(self) -> _Listing:
+        return self
+
+    def __next__(self) -> _Entry:
+        return _Entry(next(self._found), self._tell, self._folder)
+
+    def __enter__(self) -> _Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the rest."""
+        self._found.close()
+
+
+class _Entry:
+    """An os.DirEntry; `folder` is the descriptor that its path is relative to, or None."""
+
+    def __init__(self, entry: Any, tell: Callable[[object, int | None], None], folder: int | None) -> None:
+        self._entry, self._tell, self._folder = entry, tell, folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __fspath__(self) -> str | bytes:
+        path: str | bytes = self._entry.path
+        return path
+
+    def __repr__(self) -> str:
+        return repr(self._entry)
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """As of os.DirEntry."""
+        self._tell(self._entry.path, self._folder)
+        status: os.stat_result = self._entry.stat(follow_symlinks=follow_symlinks)
+        return status
+
+
+def _is_asked_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
+    """Whether the caller itself is code of the job's own; code from a string belongs to whoever runs it."""
+    while frame is not None and (source := frame.f_code.co_filename).startswith("<"):
+        if source.startswith("<frozen"):
+            return False
+        frame = frame.f_back
+    return frame is not None and not source.startswith(_STDLIB) and is_own(source)
 
 
 def _kind(frame: FrameType | None, is_own: Callable[[str], bool]) -> str | None:
