@@ -280,8 +280,40 @@ def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:
     export(network("residual"), tmp_path / "file.onnx")
     (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
     assert str(problem) == (
-        "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or calibration.table."
+        "calibration: must be given for a model in which no operation reads Q/DQ (got none). Add calibration.images, "
+        "or calibration.table."
     )
+    job = write_job(tmp_path, "file", calibration={"arrays": "x.npy", "batch_size": 8, "recalibrate": True})
+    (problem,) = deep_problems(load_job(job))
+    assert str(problem) == (
+        "calibration.recalibrate: must be left out for a model in which no operation reads Q/DQ (got true), which is "
+        "calibrated anyhow. Remove it."
+    )
+
+
+def test_copies_of_its_constants_change_nothing(tmp_path: Path) -> None:
+    """Exporters write an Identity where two places read the same weight, codes, scale or zero point."""
+    plain = quantized(tmp_path)
+    first = build(load_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "a", Silent(), diagnose_seconds=0)
+    model = onnx.load(plain)
+    copies = []
+    for node in model.graph.node:
+        for k, name in enumerate(node.input):
+            if name in constants(plain):
+                node.input[k] = f"{name}.copy{len(copies)}"
+                once, twice = f"{name}.once{len(copies)}", node.input[k]
+                copies += [[name, once], [once, twice]]
+    nodes = [onnx.helper.make_node("Identity", [a], [b]) for a, b in copies]
+    nodes += list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, plain)
+    second = build(
+        load_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "b", Silent(), diagnose_seconds=0
+    )
+    assert len(copies) > 20
+    graphs = [(made.bundle.path / "model.onnx").read_bytes() for made in (first, second)]
+    assert graphs[0] == graphs[1]
 
 
 def test_what_tensorrt_has_not_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,10 @@ from trtpipe.model.onnx.network import load_network
 
 PLANE = np.ones((1, 1, 4, 4), np.float32)
 HALF, WHOLE = np.array(0.5, np.float32), np.array(1.0, np.float32)
+RESIZE = (
+    "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, cubic_coeff_a -0.75, nothing "
+    "else set), over sizes that are fixed."
+)
 #: Operator, attributes, inputs after the first, which is PLANE, and what is said of it.
 OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("ConvTranspose", {"pads": [0, 0, 1, 1]}, [np.ones((1, 1, 3, 3), np.float32)],
@@ -28,8 +32,11 @@ OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("LRN", {"size": 4}, [], "has an even size (4). Export it with an odd one."),
     ("Resize", {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
      [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
-     "resizes in a way that is not converted (mode linear, asymmetric). Export it with mode nearest (asymmetric, "
-     "floor), or linear or cubic (half_pixel, no antialias)."),
+     f"resizes in a way that is not converted (mode linear, asymmetric). {RESIZE}"),
+    ("Resize", {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
+     [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
+     "resizes in a way that is not converted (mode cubic, half_pixel, cubic_coeff_a -0.5, exclude_outside 1). "
+     + RESIZE),
     ("GatherND", {"batch_dims": 1}, [np.zeros((1, 1), np.int64)], "has batch_dims. Export it without them."),
     ("ScatterND", {"reduction": "add"}, [np.zeros((1, 1), np.int64), PLANE],
      "reduces by add. Export it without a reduction."),
@@ -89,6 +96,20 @@ def test_a_shape_that_is_computed_from_the_data(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "model.onnx: Reshape (n1) takes a shape, an axis or a limit that is computed from the data, which no engine "
         "can be built for. Export the network with constants there."
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain"), [("ReorderInput", "com.microsoft.nchwc"), ("FusedMatMul", "com.microsoft")]
+)
+def test_a_file_that_onnx_runtime_optimized(operator: str, domain: str, tmp_path: Path) -> None:
+    """Nothing lies before what it puts first."""
+    node = helper.make_node(operator, ["x"], ["y"], "n0", domain=domain)
+    with pytest.raises(InputError) as caught:
+        load_network(saved(tmp_path / "m.onnx", [node], {}))
+    assert str(caught.value) == (
+        f"model.onnx: must be a file as it was exported (got {domain}::{operator}, which ONNX Runtime writes when it "
+        "optimizes). Give the file that it was made from."
     )
 
 

@@ -13,12 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.model.onnx.network import load_network
 
-SCALES = (1.7, 0.6, 2.0, 1.5, 3.3, 0.35)
+SCALES = (1.7, 0.6, 2.0, 1.3, 1.1, 1.5, 3.3, 0.35)  # at 1.3 ties are decided by how a division is rounded
 
 
 @pytest.mark.parametrize("sizes", [False, True])
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
-@pytest.mark.parametrize("how", ["asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners"])
+@pytest.mark.parametrize(
+    "how", ["asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners"]
+)
 def test_nearest_takes_the_elements_that_onnx_runtime_takes(
     tmp_path: Path, how: str, rounding: str, sizes: bool
 ) -> None:
@@ -40,6 +42,36 @@ def test_nearest_takes_the_elements_that_onnx_runtime_takes(
         (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
         found = load_network(tmp_path / "net.onnx")(torch.from_numpy(x))["y"].numpy()
         np.testing.assert_array_equal(found, wanted, err_msg=f"{up}, {across}")
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "how", "scales"),
+    [("Upsample", 9, None, (2.0, 2.0)), ("Upsample", 9, None, (1.3, 1.1)), ("Upsample", 9, None, (1.0, 2.5))]
+    + [
+        ("Resize", opset, how, scales)
+        for opset, how in ((10, None), (11, "tf_half_pixel_for_nn"), (11, "asymmetric"))
+        for scales in ((2.0, 2.0), (1.3, 1.1), (1.0, 2.5), (0.5, 0.5), (0.4, 3.0))
+    ],
+)
+def test_nearest_of_old_opsets(
+    tmp_path: Path, op: str, opset: int, how: str | None, scales: tuple[float, float]
+) -> None:
+    """Opset 10 rounds down where it enlarges, and up where it makes smaller."""
+    x = np.arange(20 * 7, dtype=np.float32).reshape(1, 1, 20, 7)
+    given, roi = np.array([1, 1, *scales], np.float32), np.zeros(0, np.float32)
+    attributes = {} if how is None else {"coordinate_transformation_mode": how}
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", "s"] if how is None else ["x", "roi", "s"], ["y"], mode="nearest", **attributes)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 20, 7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(given, "s"), numpy_helper.from_array(roi, "roi")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    onnx.save(model, tmp_path / "net.onnx")
+    (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
+    found = load_network(tmp_path / "net.onnx")(torch.from_numpy(x))["y"].numpy()
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])

@@ -1,4 +1,4 @@
-"""Small values that an ONNX file computes from its constants alone, as constants of their own: sizes, axes, scales."""
+"""What an ONNX file computes from its constants alone, as constants of their own: copies of any, and small values."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 #: A weight's codes stay what the file has, and its scale with them.
 _KEPT = ("QuantizeLinear", "DequantizeLinear")
+
+
+def without_copies(model: ir.Model) -> None:
+    """Take out every Identity of a constant: exporters write one where two places read the same weight, codes or scale.
+
+    Args:
+        model: changed in place; its nodes in the order of execution.
+    """
+    for node in list(model.graph):
+        constant = node.inputs[0] if node.op_type == "Identity" and node.domain in ONNX_DOMAINS else None
+        if constant is not None and constant.const_value is not None and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(constant)
+            model.graph.remove(node, safe=True)
 
 
 def fold_constants(model: ir.Model, operators: Collection[str]) -> None:
@@ -40,10 +53,6 @@ def fold_constants(model: ir.Model, operators: Collection[str]) -> None:
         if len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             continue
         old = node.outputs[0]
-        if node.op_type == "Identity":  # the constant itself, which others may read too
-            old.replace_all_uses_with(next(iter(read.values())))
-            graph.remove(node, safe=True)
-            continue
         given = {n: v.const_value.numpy() for n, v in read.items() if v.const_value is not None}
         try:
             evaluator = ReferenceEvaluator(ir.to_proto(node), opsets={"": version})

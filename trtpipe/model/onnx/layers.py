@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -206,16 +207,12 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     known = rank >= 1 and fixed and not node.get("exclude_outside", 0) and node.get("cubic_coeff_a", -0.75) == -0.75
     known = known and node.get("keep_aspect_ratio_policy", "stretch") == "stretch" and (mode != "cubic" or rank == 2)
     if mode == "nearest":
-        rounding = (
-            node.get("nearest_mode", "round_prefer_floor") if node.op != "Upsample" and node.version >= 11 else "floor"
-        )
-        if known and not _is_torch_nearest(data, by, bool(sizes), how, rounding):
-            rows = {
-                a: _nearest(data.shape[a], by[a], bool(sizes), how, rounding) for a in range(2, data.dim()) if a in by
-            }
-            if all(places is not None and len(places) for places in rows.values()):
-                for axis, places in rows.items():
-                    data = data.index_select(axis, torch.from_numpy(places))
+        known = known and how != "tf_crop_and_resize"
+        if known and not _is_torch_nearest(node, data, by, bool(sizes), how):
+            places = _nearest(node, data.shape[2:], [by.get(a) for a in range(2, data.dim())], bool(sizes))
+            if places:
+                for axis, taken in enumerate(places, 2):
+                    data = data.index_select(axis, torch.from_numpy(taken))
                 return data
             known = False
     else:
@@ -227,9 +224,12 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
             or (how == "pytorch_half_pixel" and not any(isinstance(n, (int, float)) and n < 2 for n in lengths[2:]))
         )
     if not known:
+        plain = {"cubic_coeff_a": -0.75, "exclude_outside": 0, "antialias": 0, "keep_aspect_ratio_policy": "stretch"}
+        odd = [f"{a} {node.get(a, usual)}" for a, usual in plain.items() if node.get(a, usual) != usual]
         raise node.refused(
-            f"resizes in a way that is not converted (mode {mode}, {how}{', antialias' * node.get('antialias', 0)})",
-            "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, no antialias).",
+            f"resizes in a way that is not converted ({', '.join([f'mode {mode}', how, *odd])})",
+            "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, cubic_coeff_a -0.75, "
+            "nothing else set), over sizes that are fixed.",
         )
     spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]
     options: dict[str, Any] = {} if mode == "nearest" else {"align_corners": how == "align_corners"}
@@ -239,53 +239,69 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     return functional.interpolate(data, scale_factor=[float(s) for s in spatial], mode=names[mode], **options)
 
 
-def _nearest(size: Any, wanted: Any, sizes: bool, how: str, rounding: str) -> NDArray[np.int64] | None:
-    """The elements of an axis that are taken, in float32 as ONNX Runtime computes them; None where the axis or what is
-    wanted of it is not known beforehand, or the way is unknown."""
-    if not isinstance(size, int) or not isinstance(wanted, (int, float)):
-        return None
-    length = int(wanted) if sizes else int(np.float32(size) * np.float32(wanted))
-    scale = np.float32(length / size if sizes else wanted)
-    at = np.arange(length, dtype=np.float32)
-    half = np.float32(0.5)
-    if how == "align_corners":
-        at = at * np.float32(size - 1) / np.float32(max(length - 1, 1))
-    elif how == "pytorch_half_pixel" and length <= 1:
-        at = np.zeros_like(at)
-    elif how in ("half_pixel", "pytorch_half_pixel"):
-        at = (at + half) / scale - half
-    elif how == "asymmetric":
-        at = at / scale
-    else:
-        return None
-    rounded = {
-        "floor": np.floor(at),
-        "ceil": np.ceil(at),
-        "round_prefer_floor": np.ceil(at - half),
-        "round_prefer_ceil": np.floor(at + half),
-    }[rounding]
-    places: NDArray[np.int64] = np.clip(rounded, 0, size - 1).astype(np.int64)
-    return places
+def _nearest(node: Node, shape: Sequence[Any], wanted: Sequence[Any], sizes: bool) -> tuple[NDArray[np.int64], ...]:
+    """The elements that ONNX Runtime takes along each axis that is resized, empty where a length or what is wanted of
+    it is not known beforehand, or nothing is left.
+
+    Args:
+        shape: spatial.
+        wanted: sizes or scales of the same axes, None for one that stays.
+    """
+    wanted = [w if w is not None else n if sizes else 1.0 for w, n in zip(wanted, shape, strict=True)]
+    if not all(isinstance(n, int) for n in shape) or not all(isinstance(w, (int, float)) for w in wanted):
+        return ()
+    names = ("mode", "nearest_mode", "coordinate_transformation_mode")
+    attributes = tuple((n, node.attributes[n]) for n in names if n in node.attributes)
+    return _taken(node.op, node.version, attributes, tuple(shape), tuple(wanted), sizes)
 
 
-def _is_torch_nearest(data: torch.Tensor, by: Mapping[int, Any], sizes: bool, how: str, rounding: str) -> bool:
+@lru_cache(maxsize=256)
+def _taken(
+    op: str, version: int, attributes: tuple[tuple[str, Any], ...], shape: tuple[int, ...], wanted: Any, sizes: bool
+) -> tuple[NDArray[np.int64], ...]:
+    """ONNX Runtime resizes pictures whose elements are their places: its roundings differ from version to version."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    by = np.array([1, len(shape), *wanted], np.int64) if sizes else np.array([1, 1, *wanted], np.float32)
+    inputs = ["x", "by"] if op == "Upsample" or version < 11 else ["x", "roi", *([""] * sizes), "by"]
+    graph = helper.make_graph(
+        [helper.make_node(op, inputs, ["y"], **dict(attributes))],
+        "places",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, len(shape), *shape])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(by, "by"), numpy_helper.from_array(np.zeros(0, np.float32), "roi")],
+    )
+    opset = max(version, 9) if op == "Upsample" else version
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    y = session.run(["y"], {"x": np.indices(shape).astype(np.float32)[None]})[0][0]
+    if not y.size:
+        return ()
+    return tuple(np.moveaxis(y[a], a, 0).reshape(y.shape[1 + a], -1)[:, 0].astype(np.int64) for a in range(len(shape)))
+
+
+def _is_torch_nearest(node: Node, data: torch.Tensor, by: Mapping[int, Any], sizes: bool, how: str) -> bool:
     """Whether torch's nearest takes the same elements: tried on every index of fixed sizes, of others by 64 of them."""
+    floor = node.op == "Upsample" or node.version < 11 or node.get("nearest_mode") == "floor"
     for axis in range(2, data.dim()):
         size, wanted = data.shape[axis], by.get(axis)
         if wanted is None:
             continue
         if not isinstance(size, int) or not isinstance(wanted, (int, float)):
-            if how == "asymmetric" and rounding == "floor":
+            if how == "asymmetric" and floor:
                 continue
             size, wanted = 64, float(wanted) if isinstance(wanted, (int, float)) and not sizes else 0.0
             if not wanted.is_integer() or wanted < 1:
                 return False
-        places = _nearest(size, wanted, sizes, how, rounding)
-        if places is None or not len(places) or (not sizes and len(places) != int(size * wanted)):
+        places = _nearest(node, [size], [wanted], sizes)
+        if not places or (not sizes and len(places[0]) != int(size * wanted)):
             return False
-        step = np.float32(size / len(places) if sizes else 1 / wanted)
-        own = np.floor(np.arange(len(places), dtype=np.float32) * step).astype(np.int64)
-        if not np.array_equal(places, np.minimum(own, size - 1)):
+        step = np.float32(size / len(places[0]) if sizes else 1 / wanted)
+        own = np.floor(np.arange(len(places[0]), dtype=np.float32) * step).astype(np.int64)
+        if not np.array_equal(places[0], np.minimum(own, size - 1)):
             return False
     return True
 

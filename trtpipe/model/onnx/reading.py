@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.onnx.constants import fold_constants
+from trtpipe.model.onnx.constants import fold_constants, without_copies
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
@@ -99,7 +99,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
 
 
 def opened(path: Path) -> ir.Model:
-    """The file with its functions inlined and its Constant nodes made initializers.
+    """The file with its functions inlined, its Constant nodes made initializers and copies of them taken out.
 
     Raises:
         InputError: it is no ONNX file, its nodes or functions go in a circle, its external data are not in its
@@ -119,6 +119,7 @@ def opened(path: Path) -> ir.Model:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.RemoveInitializersFromInputsPass(),
         common.TopologicalSortPass(),
+        without_copies,
     ):
         with _invalid(path):
             step(model)
@@ -203,6 +204,11 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
                 "Runtime: quantize_static with QuantFormat.QDQ and QInt8, without UseQDQContribOps), or give it in "
                 "FP32."
             )
+        if any(_FOR_ONE_CPU.match(op) for op in unknown):
+            raise InputError(
+                f"model.onnx: must be a file as it was exported (got {listed}, which ONNX Runtime writes when it "
+                "optimizes). Give the file that it was made from."
+            )
         before = _before(graph, operators)
         cut = (
             f"Cut it before them: name as the job's outputs what is computed without them ({', '.join(before)}), and "
@@ -216,6 +222,8 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
         )
 
 
+#: Operators that ONNX Runtime's optimizations put in the place of ONNX's own.
+_FOR_ONE_CPU = re.compile(r"com\.microsoft(\.nchwc::|::Fused)")
 #: Operators of networks that are quantized otherwise than by ONNX's Q/DQ: in integers, by scales of the data, or by
 #: operators of ONNX Runtime's own.
 _IN_INTEGERS = re.compile(
