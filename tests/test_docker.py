@@ -92,6 +92,16 @@ def test_nothing_is_fetched_unpinned_or_run_from_the_net(path: Path) -> None:
             assert rest.startswith("apt-get update &&")
 
 
+def test_an_image_for_gpus_asks_for_the_driver_of_what_is_installed_in_it() -> None:
+    """The base asks for a driver of its own CUDA, which is not that of the pinned packages."""
+    (pinned,) = re.findall(r"^cuda-python==(\d+)\.", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    path = ROOT / "docker" / "datacenter" / "Dockerfile"
+    asked = [rest for head, rest in instructions(path) if head == "ENV" and "NVIDIA_REQUIRE_CUDA" in rest]
+    assert asked == [f'NVIDIA_REQUIRE_CUDA="cuda>={pinned}.0"']
+    assert f"a driver of CUDA {pinned} " in path.read_text()
+    assert f"a driver of CUDA {pinned} " in (ROOT / "docker" / "README.md").read_text()
+
+
 def test_keys_and_data_stay_out_of_images() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv", "data", "out", "*.key"} <= set(ignored)

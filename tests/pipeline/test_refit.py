@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx
 import pytest
 import shipping
@@ -86,7 +87,60 @@ def test_a_stripped_engine_takes_the_weights_when_it_is_loaded(tmp_path, here):
     kit(tmp_path / "k", build=build)
     assert run(tmp_path, "-q") == 0
     assert here == []
-    assert read_bundle(tmp_path / "out" / before.manifest.name).read("model.engine") == PLAN
+    made = read_bundle(tmp_path / "out" / before.manifest.name)
+    assert made.read("model.engine") == PLAN
+    assert (
+        "refitted: no GPU here gave the engine its weights: only their names, types and shapes were held against the "
+        "bundle's graph. trtpipe check on the engine's GPU says whether TensorRT takes them."
+    ) in made.manifest.notes
+
+
+def edited(change):
+    """The graph with its first weight changed, as (the weight's name, the graph)."""
+    model = onnx.load_from_string(GRAPH.data)
+    weight = next(w for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT and len(w.dims) > 1)
+    name = weight.name
+    change(model.graph, weight)
+    return name, dataclasses.replace(GRAPH, data=model.SerializeToString())
+
+
+def reshaped(graph, weight):
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:1], weight.name))
+
+
+def narrowed(graph, weight):
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype("float16"), weight.name))
+
+
+def renamed(graph, weight):
+    weight.name = "another"
+
+
+@pytest.mark.parametrize("strip", [True, False])
+@pytest.mark.parametrize("change", [reshaped, narrowed, renamed])
+def test_weights_of_another_graph_are_refused_with_a_gpu_or_without(tmp_path, here, capsys, change, strip):
+    """TensorRT compares them when it is given them, which a stripped engine's are on its GPU alone."""
+    build = Build(target="tensorrt", refit="all", strip_plan=strip)
+    bundle(tmp_path / "a", build=build)
+    name, graph = edited(change)
+    kit(tmp_path / "k", graph=graph, build=build)
+    assert run(tmp_path) == 2
+    said = capsys.readouterr().err
+    shape = {w.name: list(w.dims) for w in onnx.load_from_string(GRAPH.data).graph.initializer}[name]
+    got = {reshaped: f"float32 {[1, *shape[1:]]}", narrowed: f"float16 {shape}", renamed: "none"}[change]
+    assert f"k: weight {name} must be float32 {shape}, as in the bundle's graph (got {got}). Prepare it from" in said
+    assert ("weight another must be absent" in said) == (change is renamed)
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    assert here == []
+
+
+def test_many_weights_that_are_not_the_graphs_are_counted(tmp_path, here, capsys):
+    bundle(tmp_path / "a")
+    model = onnx.load_from_string(GRAPH.data)
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones(2, np.float32), f"w{n}") for n in range(5))
+    kit(tmp_path / "k", graph=dataclasses.replace(GRAPH, data=model.SerializeToString()))
+    assert run(tmp_path) == 2
+    assert "k: 2 more weights are not the graph's. Prepare it from the bundle's job." in capsys.readouterr().err
 
 
 OTHER = TensorSpec("image", "float32", ("N", 3, 8, 8), {"N": shipping.DimRange(1, 2, 8)})

@@ -16,8 +16,10 @@ from hybrids import BIAS, STEPS, hybrid
 
 from trtpipe.bundle.hybrid import OperatorStep, to_bytes
 from trtpipe.errors import InputError, MissingError
+from trtpipe.progress import Silent
 from trtpipe.runtime.hybrid_runner import DeviceRunner, HybridRunner
 from trtpipe.trt.calls import Binding
+from trtpipe.trt.monitor import Watch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,6 +192,7 @@ class Calls:
 def test_an_engine_reads_and_writes_tensors_where_they_are(monkeypatch):
     class Here(DeviceRunner):
         device = "cpu"
+        _watch = Watch(Silent(), "error")
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
     runner, calls = Here(b""), Calls()

@@ -116,6 +116,42 @@ def test_without_onnx_the_name_says_what_is_missing(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(runner.run({"x": np.ones(3, np.float32)})["y"], 1e-4, rtol=1e-2)
 
 
+def test_without_onnx_int4_is_executed_and_nvfp4_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime dequantizes INT4 by itself."""
+
+    def linear(kind: int) -> bytes:
+        scales = np.ones((2, 1), np.float32)
+        weights = helper.make_tensor("w", kind, [2, 16], np.tile([1.0, 2.0], 16))
+        nodes = [
+            helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1, block_size=16),
+            helper.make_node("Gemm", ["x", "d"], ["y"], transB=1),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+            [weights, numpy_helper.from_array(scales, "s")],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+        data: bytes = model.SerializeToString()
+        return data
+
+    four, nv = linear(TensorProto.INT4), linear(TensorProto.FLOAT4E2M1)
+    x = np.ones((1, 16), np.float32)
+    np.testing.assert_array_equal(OrtRunner(nv, as_written=True).run({"x": x})["y"], [[24, 24]])
+    for module in ("four_bits", "half_rounding"):
+        monkeypatch.delitem(sys.modules, f"trtpipe.runtime.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    np.testing.assert_array_equal(OrtRunner(four, as_written=True).run({"x": x})["y"], [[24, 24]])
+    with pytest.raises(MissingError) as caught:
+        OrtRunner(nv, as_written=True)
+    assert str(caught.value) == (
+        "onnx: not installed, and a graph whose weights have blocks of scales may need it on the CPU (ONNX Runtime by "
+        "itself has no NVFP4). Run: pip install onnx"
+    )
+
+
 def with_a_branch() -> bytes:
     """x in FP16, doubled in the taken branch of an If."""
     spec = helper.make_tensor_value_info("d", TensorProto.FLOAT16, [3])

@@ -356,11 +356,13 @@ def test_golden_limits_where_the_job_has_only_shares() -> None:
     check = CheckReport("graph", "r", 360, (Metric("cosine_worst", "logits", 0.97),), Control("a", "b", True, 64), True)
     manifest = shipping.manifest(limits=Limits(accuracy_drop_max=0.01), check=check)
     limits, notes = golden_limits(manifest, 8)
-    assert limits == Limits(cosine_min=0.96)
+    assert limits == Limits(cosine_worst_min=0.96)
     assert notes == (
         "accuracy_drop_max is a share of samples, and was not judged on 8",
-        "no limit of the job can be judged on 8: held to the build's worst cosine, 0.96",
+        "no limit of the job can be judged on 8: each held to a cosine of 0.96, that of the build's worst sample less "
+        "0.01",
     )
+    assert golden_limits(manifest, 99)[0] == limits
     assert golden_limits(manifest, 100) == (Limits(accuracy_drop_max=0.01), ())
 
 

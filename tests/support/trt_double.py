@@ -42,7 +42,8 @@ def plan(name):
 class Thing:
     """An object of TensorRT's: alive until it is dropped, which is recorded as "~" and its kind.
 
-    A method that is to fail raises what it is given, or answers as TensorRT's does: False, None, or nothing at all.
+    A method that is to fail raises what it is given, or answers as TensorRT's does: False, None, or nothing at all. Of
+    one that works an error is logged, as a parser or a tactic that is passed over logs one.
     """
 
     def __init__(self, cuda, kind, *needs):
@@ -54,8 +55,10 @@ class Thing:
         self._cuda._end(self._kind, self._handle)
 
     def _do(self, name, arguments, refused, result):
-        failure = self._cuda.entered(name, arguments)
-        return refused if failure is not None else result()
+        if self._cuda.entered(name, arguments) is not None:
+            return refused
+        self._cuda.logger.log("Severity.ERROR", f"{name} went well in the end")
+        return result()
 
 
 class Runtime(Thing):
@@ -202,6 +205,7 @@ def flavour(cuda, name="tensorrt", *, decides=False, dropped=0, validity=EngineV
 
     def runtime(logger):
         cuda.entered("Runtime")
+        cuda.logger = logger
         return Runtime(cuda, world)
 
     module = SimpleNamespace(

@@ -58,9 +58,14 @@ WITH_A_GPU = (
 )
 def test_a_refused_node_is_named_with_what_helps(error: Error, logged: str, where: str, step: str) -> None:
     watch = Watch(Silent(), "error")
-    if logged:
-        watch.message("error", logged)
-    module = SimpleNamespace(OnnxParser=lambda network, logger: Parser(error))
+    watch.message("error", "Cuda error of an earlier operation")
+
+    def parser(network: object, logger: object) -> Parser:
+        if logged:
+            watch.message("error", logged)
+        return Parser(error)
+
+    module = SimpleNamespace(OnnxParser=parser)
     flavour: Any = SimpleNamespace(module=module, title="TensorRT 10.3.0", has=lambda name: True)
     with pytest.raises(BuildError) as caught:
         parse(flavour, Any, Any, SimpleNamespace(data=b""), watch)  # type: ignore[arg-type]

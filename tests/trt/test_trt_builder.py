@@ -318,7 +318,7 @@ def test_an_option_is_honoured_or_refused(model, option):
     config.apply(found, settings, graph, build)
     profiles = config.add_profiles(found, builder, settings, model.inputs, build)
     assert shown(settings, found.module, graph)
-    assert watch.errors == ()
+    assert watch.errors(0) == ()
     del profiles, settings, parser, graph, builder, logger
 
 

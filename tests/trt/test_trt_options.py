@@ -53,8 +53,8 @@ REFUSED = [
       "(got 8.6, 8.9). TensorRT "
       "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."]),
     ({"compute_capability": ("9.0",)}, FP16, RTX,
-     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for an engine "
-      "portable from Ampere on."]),
+     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for a "
+      "portable engine."]),
     ({"timing_cache": "x"}, FP16, RTX,
      ["build.timing_cache: TensorRT-RTX 1.7.1.116 does not support timing cache (got x). It times no "
       "tactic while building: "

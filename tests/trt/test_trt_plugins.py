@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from trtpipe.errors import InputError
+from trtpipe.progress import Silent
 from trtpipe.trt import flavour, plugins
 from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.monitor import Watch
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="libraries are compiled by cc")
 
@@ -53,6 +55,8 @@ class Registry:
         self.takes, self.given = takes, list[str]()
 
     def load_library(self, plugin_path: str) -> object:
+        if not self.takes:
+            WATCH.message("error", "a creator of twice exists already")
         self.given.append(plugin_path)
         return object() if self.takes else None
 
@@ -62,8 +66,7 @@ def stood_for(registry: Registry) -> Flavour:
     return Flavour("tensorrt", module, "10.3.0", frozenset({"plugins"}))
 
 
-def reason() -> str:
-    return "a creator of twice exists already"
+WATCH = Watch(Silent(), "error")
 
 
 def times_loaded() -> str:
@@ -75,21 +78,21 @@ def times_loaded() -> str:
 def test_a_library_with_creators_goes_into_the_registry_once(library: Callable[[str], bytes]) -> None:
     registry, content = Registry(), library(CREATORS)
     for _ in range(2):
-        plugins.load(stood_for(registry), {"libtwice.so": content})
+        plugins.load(stood_for(registry), {"libtwice.so": content}, WATCH)
     assert len(registry.given) == 1
 
 
 def test_one_that_registers_its_plugins_itself_is_only_loaded(library: Callable[[str], bytes]) -> None:
     registry, content, before = Registry(), library(LOADED), times_loaded()
     for name in ("liba.so", "libb.so"):
-        plugins.load(stood_for(registry), {name: content})
+        plugins.load(stood_for(registry), {name: content}, WATCH)
     assert registry.given == []
     assert int(times_loaded()) == int(before) + 1
 
 
 def test_what_the_registry_does_not_take_is_named(library: Callable[[str], bytes]) -> None:
     with pytest.raises(InputError) as caught:
-        plugins.load(stood_for(Registry(takes=False)), {"libtwice.so": library(CREATORS)}, reason)
+        plugins.load(stood_for(Registry(takes=False)), {"libtwice.so": library(CREATORS)}, WATCH)
     assert str(caught.value) == (
         "build.plugins: TensorRT 10.3.0 takes no plugins from libtwice.so (a creator of twice exists already). Build "
         "it for this release, and see that no other library has plugins of the same names."
@@ -98,7 +101,7 @@ def test_what_the_registry_does_not_take_is_named(library: Callable[[str], bytes
 
 def test_what_is_no_library_is_named() -> None:
     with pytest.raises(InputError) as caught:
-        plugins.load(stood_for(Registry()), {"libtwice.so": b"no library"})
+        plugins.load(stood_for(Registry()), {"libtwice.so": b"no library"}, WATCH)
     assert str(caught.value) == (
         "build.plugins: libtwice.so cannot be loaded here (libtwice.so: file too short). Build it for this machine and "
         "TensorRT 10.3.0."
@@ -108,4 +111,4 @@ def test_what_is_no_library_is_named() -> None:
 def test_a_real_registry_says_why_not(library: Callable[[str], bytes]) -> None:
     pytest.importorskip("tensorrt_rtx")
     with pytest.raises(InputError, match=r"^build\.plugins: TensorRT-RTX [0-9.]+ takes no plugins from libnone\.so \("):
-        plugins.load(flavour.load("tensorrt_rtx"), {"libnone.so": library(CREATORS)})
+        plugins.load(flavour.load("tensorrt_rtx"), {"libnone.so": library(CREATORS)}, WATCH)

@@ -103,7 +103,7 @@ def test_the_real_network_takes_the_marks():
     parser = network.parse(found, graph, logger, model, watch)
     assert mark_weights(graph, model.data) == ()
     assert graph.are_weights_marked_refittable("weight")
-    assert watch.errors == ()
+    assert watch.errors(0) == ()
     del parser, graph, builder, logger
 
 

@@ -6,6 +6,7 @@ what it does not know, so a manifest never means more than this version understa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import sys
@@ -55,11 +56,13 @@ HYBRID: Literal["model.hybrid"] = "model.hybrid"
 EngineFile = Literal["model.engine", "model.hybrid", "model.onnx"]
 GOLDEN = "golden.safetensors"
 CALIBRATION = "calibration.json"
+#: The key of the digest of all others.
+_DIGEST = "digest"
 REPORT = "report.html"
 TIMING_CACHE = "timing.cache"
 
-#: Builder options that are paths of the machine that built, and nobody else's business.
-CACHES = ("timing_cache", "calibration_cache")
+#: Builder options that change nothing in the engine: paths of the machine that built, and how much was shown.
+UNRECORDED = ("timing_cache", "calibration_cache", "log_level")
 
 #: The next step where a bundle is damaged.
 AGAIN = "Fetch or build the bundle again."
@@ -108,6 +111,7 @@ class EngineInfo(ManifestPart):
         description="of a portable engine whose number formats need more than Ampere's 8.0",
     )
     hardware_compatibility: HardwareCompatibility = "none"
+    gpu: str | None = Field(default=None, description="model of the GPU that an engine of TensorRT was built on")
     version_compatible: bool = False
     os: str | None = Field(description='like "linux"; None runs on any')
     machine: str | None = Field(description='like "x86_64" or "aarch64"; None runs on any')
@@ -239,10 +243,9 @@ def describe_engine(
         os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
         machine: likewise, like "x86_64".
     """
-    capabilities = engine.compute_capabilities
-    if engine.target == "tensorrt" and not capabilities:
-        # Its plans do not name the GPU that they were built on.
-        capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
+    # TensorRT's plans do not name the GPU that they were built on.
+    built_on = driver.probe().devices[:1] if engine.target == "tensorrt" else ()
+    capabilities = engine.compute_capabilities or tuple(d.compute_capability for d in built_on)
     portable = engine.target == "onnxruntime"
     windows = build.runtime_platform == "windows_amd64"
     os = os or ("win32" if windows else sys.platform)
@@ -254,19 +257,22 @@ def describe_engine(
         compute_capabilities=capabilities,
         minimum_compute_capability=engine.minimum_compute_capability,
         hardware_compatibility="none" if portable else build.hardware_compatibility,
+        gpu=next((d.name for d in built_on), None),
         version_compatible=not portable and build.version_compatible,
         os=None if portable else os,
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
-        options=plain({n: v for n, v in engine.options.items() if n not in CACHES}),
+        options=plain({n: v for n, v in engine.options.items() if n not in UNRECORDED}),
         fallback=engine.fallback,
     )
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"."""
-    return _canonical(plain(manifest.model_dump()))
+    """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"; with
+    `digest`, the SHA-256 of what they are without it."""
+    raw: dict[str, object] = plain(manifest.model_dump())
+    return _canonical(raw | {_DIGEST: hashlib.sha256(_canonical(raw)).hexdigest()})
 
 
 def _canonical(raw: object) -> bytes:
@@ -278,7 +284,7 @@ def from_json(data: bytes, where: str) -> Manifest:
     """The manifest in `data`, which messages call `where`.
 
     Raises:
-        InputError: not JSON, another schema version, an unknown or ill-typed key, a contradiction.
+        InputError: not JSON, another schema version, another digest, an unknown or ill-typed key, a contradiction.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise InputError(
@@ -298,6 +304,11 @@ def from_json(data: bytes, where: str) -> Manifest:
         raise InputError(f"{where}: schema_version must be {SCHEMA_VERSION} (got {json.dumps(version)[:40]}). {step}")
     if not canonical:
         raise InputError(f"{where}: must be in canonical form (it was edited or reformatted). Fetch the bundle again.")
+    digest = raw.pop(_DIGEST, None)  # bundles of before have none
+    if digest is not None and digest != hashlib.sha256(_canonical(raw)).hexdigest():
+        raise InputError(
+            f"{where}: is damaged, or was edited (its digest is of other content). Fetch the bundle again."
+        )
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:

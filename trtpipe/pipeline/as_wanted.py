@@ -5,20 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
+from trtpipe.job.sections import INT8_ALONE, OR_RECALIBRATE
+from trtpipe.trt.platforms import RTX_WITHOUT_FP32_PRODUCTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trtpipe.job.job import Job
     from trtpipe.values import Captured
 
 
 def as_the_job_wants(job: Job, captured: Captured) -> Captured:
     """`with_own_scales`, after every glob of the job's precision was found to match a module, and something was found
-    to quantize where the job asks for it: before calibration.
+    to quantize where the job asks for it, and no matrix product that the target cannot compile: before calibration.
 
     Raises:
-        InputError: a glob does not, nothing is left to quantize; or as `with_own_scales`.
+        InputError: a glob does not, nothing is left to quantize; or as `with_own_scales` and `require_products`.
     """
-    from trtpipe.model.sites import of_product
+    from trtpipe.model.nodes import calls, is_float, module_path, op_name
+    from trtpipe.model.sites import MATRIX_PRODUCTS, of_product
     from trtpipe.quantization.policy import checked_modes, modes_of
     from trtpipe.quantization.precision import Keep, checked_keep
     from trtpipe.quantization.quantize import checked_plan
@@ -26,10 +31,29 @@ def as_the_job_wants(job: Job, captured: Captured) -> Captured:
     precision, modes = job.precision, modes_of(job.precision)
     keep = checked_keep(Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16), captured.graph)
     checked_modes(modes, tuple(s.consumer for s in captured.sites if of_product(s)))
+    products = [n for n in calls(captured.graph.graph) if op_name(n) in MATRIX_PRODUCTS and is_float(n)]
+    require_products(job, (module_path(n) for n in products if not precision.fp16_mode or keep.fp32_glob(n)))
     wanted = with_own_scales(job, captured)
     if job.places_qdq:  # precision.placement, which always leaves something, makes no difference
         checked_plan(wanted, int8=precision.int8_mode, keep=keep, modes=modes if modes.narrow else None)
     return wanted
+
+
+def require_products(job: Job, wide: Iterable[str]) -> None:
+    """Refuse matrix products of FP32 tensors, by their modules, for a GPU that TensorRT-RTX compiles none for.
+
+    Raises:
+        InputError: there are some.
+    """
+    named = job.build.compute_capability if job.build.target == "tensorrt_rtx" else ()
+    lacking = [capability for capability in named if capability in RTX_WITHOUT_FP32_PRODUCTS]
+    if lacking and (modules := [module or "the model itself" for module in dict.fromkeys(wide)]):
+        more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+        raise InputError(
+            f"build.compute_capability: TensorRT-RTX compiles no matrix product of FP32 tensors for "
+            f"{', '.join(lacking)} (got {', '.join(modules[:3])}{more}). Set precision.fp16_mode and keep none of them "
+            f"in FP32, or leave {', '.join(lacking)} out."
+        )
 
 
 def with_own_scales(job: Job, captured: Captured) -> Captured:
@@ -50,23 +74,20 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
             )
         if job.precision.calibrated and data is None:
             raise InputError(
-                "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
-                "calibration.table."
+                "calibration: must be given for a model in which no operation reads Q/DQ (got none). Add "
+                "calibration.images, or calibration.table."
             )
         if data is not None and data.recalibrate:
             raise InputError(
-                "calibration.recalibrate: must be left out for a model without Q/DQ (got true), which is calibrated "
-                "anyhow. Remove it."
+                "calibration.recalibrate: must be left out for a model in which no operation reads Q/DQ (got true), "
+                "which is calibrated anyhow. Remove it."
             )
         return captured
     if data is not None and data.recalibrate:
         return in_float(captured)
-    on = [key for key in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(job.precision, key)]
-    if on != ["int8_mode"]:
-        raise InputError(
-            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
-            f"(got {', '.join(on) or 'none'}). Set int8_mode, or calibration.recalibrate to start from its FP32 form."
-        )
+    if job.precision.on != ("int8_mode",):
+        got = ", ".join(job.precision.on) or "none"
+        raise InputError(f"precision: must {INT8_ALONE} (got {got}). {OR_RECALIBRATE}")
     if data is not None and (data.images or data.arrays or data.factory or data.table):
         raise InputError(
             "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from trtpipe.errors import InputError
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.replay import bundle_to_replay
 from trtpipe.runtime.compatibility import admit
-from trtpipe.trt.refit import changed_weights, refitted
+from trtpipe.runtime.executor import not_executed_here
+from trtpipe.trt.refit import changed_weights, refitted, weight_mismatches
 from trtpipe.values import Engine
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from trtpipe.pipeline.build import Built
     from trtpipe.progress import Progress, Reporter
     from trtpipe.values import OnnxModel
+
+_STEP = "trtpipe check on the engine's GPU says whether TensorRT takes them."
 
 #: Values of build.refit with which other weights can be given.
 CHANGEABLE = ("all", "individual")
@@ -44,7 +48,12 @@ def refit(
     kit, _ = admit(weights, key)
     if why := fixed(before.manifest):
         raise InputError(f"{bundle}: {why}")
-    if problems := mismatches(before.manifest, kit.manifest):
+    problems = mismatches(before.manifest, kit.manifest)
+    if not problems and GRAPH in before.manifest.files:
+        unlike = weight_mismatches(kit.read(GRAPH), before.read(GRAPH))
+        more = (f"{len(unlike) - 3} more weights are not the graph's",) if len(unlike) > 3 else ()
+        problems = tuple(f"{one}. Prepare it from the bundle's job." for one in (*unlike[:3], *more))
+    if problems:
         raise InputError("\n".join(f"{weights}: {p}" for p in problems))
 
     def engine_of(graph: OnnxModel, progress: Progress) -> Engine:
@@ -99,7 +108,7 @@ def _engine(before: Bundle, graph: OnnxModel) -> Engine:
         marked = changed_weights(graph.data, before.read(GRAPH)) if own else ()
         data = refitted(data, graph.data, marked=marked, version_compatible=build.version_compatible)
     fixed = (note for note in manifest.notes if note.startswith("build.refit: "))
-    return Engine(
+    made = Engine(
         data=data,
         target=about.target,
         version=about.version,
@@ -111,6 +120,11 @@ def _engine(before: Bundle, graph: OnnxModel) -> Engine:
         options=dict(about.options),
         notes=(f"refitted: the engine was built with the weights {_short(manifest.weights_digest)}", *fixed),
     )
+    if build.strip_plan and not_executed_here(made):
+        only = "only their names, types and shapes were" if GRAPH in manifest.files else "nothing of them was"
+        untried = f"refitted: no GPU here gave the engine its weights: {only} held against the bundle's graph. {_STEP}"
+        return replace(made, notes=(*made.notes, untried))
+    return made
 
 
 def _short(digest: str | None) -> str:

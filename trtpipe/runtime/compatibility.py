@@ -6,14 +6,17 @@ The rules are NVIDIA's:
   version-compatible engine runs on later releases of its major, and across majors only 8 (from 8.6) on 10, and 10 on 11
   (TensorRT documentation, "Engine Compatibility" 11.1 and "Support Matrix" 11.4.1). "TensorRT-RTX engines are not
   compatible between different releases of TensorRT-RTX" (TensorRT-RTX documentation, "Engine Compatibility").
-- Hardware. Without hardware compatibility an engine is for the architecture it was built on; AMPERE_PLUS runs on
-  Ampere and later, but neither on DRIVE OS nor on JetPack; SAME_COMPUTE_CAPABILITY on every GPU of that compute
-  capability (TensorRT documentation, "Hardware Compatibility"; HardwareCompatibilityLevel in its API reference).
+- Hardware. Without hardware compatibility an engine is for the model of GPU it was built on; on another model of the
+  same architecture TensorRT warns that it "is not recommended and is likely to affect performance or even cause
+  errors". AMPERE_PLUS runs on Ampere and later, but neither on DRIVE OS nor on JetPack; SAME_COMPUTE_CAPABILITY on
+  every GPU of that compute capability (TensorRT documentation, "Hardware Compatibility"; HardwareCompatibilityLevel in
+  its API reference).
 - Platform. "Serialized engines are not portable across platforms" (Support Matrix).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +28,12 @@ from trtpipe.packages import pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import refusals
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
+from trtpipe.values import computed_in
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _REBUILD = "or build the bundle for this device"
@@ -49,17 +54,22 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if engine.fallback:
         misfits += _pytorch(manifest, engine, device)
     if engine.target != "onnxruntime":
-        misfits += [*_driver(engine.target, device), *_hardware(engine, device)]
+        misfits += [*_driver(engine.target, device), *_hardware(engine, device, computed_in(manifest.layers))]
     misfits += _memory(manifest, engine, device)
     return tuple(misfits)
 
 
-def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
+def placement_problems(engine: EngineInfo, device: Device, precisions: Collection[str] = ()) -> tuple[str, ...]:
     """One line for each reason why an engine that was just built cannot run on the machine that built it.
 
     The TensorRT that compiled it is there; but it may have been built for other GPUs, or another operating system.
+
+    Args:
+        engine: what is known of it.
+        device: the machine.
+        precisions: those that the engine's operations compute in.
     """
-    return (*_platform(engine, device), *_driver(engine.target, device), *_hardware(engine, device))
+    return (*_platform(engine, device), *_driver(engine.target, device), *_hardware(engine, device, precisions))
 
 
 def failure(manifest: Manifest) -> str:
@@ -80,7 +90,7 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     engine = manifest.engine
     if engine is None:
         return ()
-    lines: list[str] = []
+    lines = [line] if (line := another_model(engine, device)) else []
     if engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
         lines += _rtx_remarks(device)
     if engine.fallback:
@@ -92,6 +102,18 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
             "a few samples. The golden check measures it."
         )
     return tuple(lines)
+
+
+def another_model(engine: EngineInfo | None, device: Device) -> str:
+    """What TensorRT warns of as it loads an engine on another model of GPU than the one that it was built on, of the
+    same compute capability; empty where that is not so, or not known."""
+    if engine is None or engine.gpu in (None, device.gpu) or engine.hardware_compatibility != "none":
+        return ""
+    return (
+        f"The engine was built on {engine.gpu}, for that model alone, and this is {device.gpu}: TensorRT advises "
+        "against it, as it may be slower, or fail. Build the bundle for this device, or with "
+        "build.hardware_compatibility."
+    )
 
 
 def _rtx_remarks(device: Device) -> tuple[str, ...]:
@@ -228,17 +250,18 @@ def _driver(target: str, device: Device) -> list[str]:
     return [f"driver: {why}. Update the driver, or install {other} of the same release instead."]
 
 
-def _hardware(engine: EngineInfo, device: Device) -> list[str]:
+def _hardware(engine: EngineInfo, device: Device, precisions: Collection[str]) -> list[str]:
     """Why the first GPU does not do, with another one of this machine that does."""
-    problems = _on_first_gpu(engine, device)
+    problems = _on_first_gpu(engine, device, precisions)
     for gpu in device.others if problems else ():
-        if not _on_first_gpu(engine, replace(device, compute_capability=gpu.compute_capability, gpu=gpu.name)):
+        other = replace(device, compute_capability=gpu.compute_capability, gpu=gpu.name)
+        if not _on_first_gpu(engine, other, precisions):
             hint = f"Or use {gpu.name}, which is here too: set {driver.VISIBLE}={driver.visible(gpu.index, 'gpu')}."
             return [f"{problem} {hint}" for problem in problems]
     return problems
 
 
-def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
+def _on_first_gpu(engine: EngineInfo, device: Device, precisions: Collection[str]) -> list[str]:
     here = device.compute_capability
     if here is None:
         return [
@@ -266,7 +289,7 @@ def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
             what = f"{least} (Ampere)" if least == OLDEST_PORTABLE else f"{least}, whose number formats it needs,"
             return [
                 f"compute capability: the engine runs on {what} and later (got {here}). "
-                "Build the bundle for this device."
+                f"Build the bundle for this device{_otherwise(precisions, here)}."
             ]
         if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:
             return [
@@ -277,20 +300,28 @@ def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
     if here not in engine.compute_capabilities:
         return [
             f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). "
-            f"{_other_gpu(engine, device, here)}"
+            f"{_other_gpu(engine, device, here, precisions)}"
         ]
     return []
 
 
-def _other_gpu(engine: EngineInfo, device: Device, here: str) -> str:
+def _other_gpu(engine: EngineInfo, device: Device, here: str, precisions: Collection[str]) -> str:
     """What makes an engine for a GPU of another compute capability."""
+    otherwise = _otherwise(precisions, here)
     if engine.target == "tensorrt":
         oldest = min(map(parse_version, (here, *engine.compute_capabilities)))
-        both = not device.jetson and oldest >= parse_version(OLDEST_PORTABLE)
-        return f"Build the bundle for this device{', or with ampere_plus' if both else ''}."
+        common = oldest >= parse_version(OLDEST_PORTABLE) and not lacking(precisions, OLDEST_PORTABLE)
+        both = ", or with ampere_plus" if common and not device.jetson else ""
+        return f"Build the bundle for this device{otherwise or both}."
     if here in RTX_COMPUTE_CAPABILITIES:
-        return f"Build the bundle with {here} in build.compute_capability."
-    return "Build the bundle for target tensorrt on this device."
+        return f"Build the bundle with {here} in build.compute_capability{otherwise}."
+    return f"Build the bundle for target tensorrt on this device{otherwise}."
+
+
+def _otherwise(precisions: Collection[str], here: str) -> str:
+    """What a bundle for a GPU has to be built without, as the GPU does not have it."""
+    absent = lacking(precisions, here)
+    return f", without {' and '.join(absent)}, which {here} does not have" if absent else ""
 
 
 def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:

@@ -75,7 +75,7 @@ def not_executed_here(engine: Engine, device: Device | None = None) -> str:
     if engine.target == "onnxruntime":
         return NO_ENGINE
     device = device or this_device()
-    if problems := placement_problems(info_of(engine), device):
+    if problems := placement_problems(info_of(engine), device, engine.graph.precisions if engine.graph else ()):
         return "; ".join(problems)
     here = device.compute_capability
     unknown = engine.target == "tensorrt_rtx" and here is not None and rtx_support(here).runs is None

@@ -18,6 +18,7 @@ from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
 from trtpipe.bundle.manifest import HYBRID
 from trtpipe.errors import InputError, MissingError, first_line
+from trtpipe.model.computing import old_driver
 from trtpipe.packages import pip_install
 from trtpipe.trt.execution import execution_failed
 from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
@@ -69,8 +70,9 @@ class DeviceRunner(EngineRunner):
             made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
             for name, tensor in (held | made).items():
                 calls.set_address(name, tensor.data_ptr())
+            since = self._watch.mark()
             if not calls.execute(stream):
-                raise execution_failed(self._reason())
+                raise execution_failed(self._watch.reason(since))
         return [made[n] for n in outputs]
 
 
@@ -210,7 +212,7 @@ def _pytorch(device: str) -> ModuleType:
             importlib.import_module(f"trtpipe.quantization.{registering}")
         if device != "cuda" or torch.cuda.is_available():
             return torch
-        got = f"{torch.__version__}, which sees no GPU"
+        got = f"{torch.__version__}, {old_driver() or 'which sees no GPU'}"
     raise MissingError(
         "engine: PyTorch with CUDA is not here, and some operations of a hybrid engine run in it "
         f"({got}). Install it: {pip_install('torch')}."

@@ -38,7 +38,7 @@ class OrtRunner:
         threads: for one operator; 0: ONNX Runtime's own choice.
 
     Raises:
-        MissingError: onnxruntime is not installed, or cannot be imported.
+        MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and the graph has NVFP4.
         BuildError: ONNX Runtime refuses the file.
     """
 
@@ -64,6 +64,7 @@ class OrtRunner:
             raise MissingError(broken("onnxruntime", "it has no InferenceSession"))
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self.notes: tuple[str, ...] = ()
+        self._may_need_onnx = False
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
@@ -80,6 +81,11 @@ class OrtRunner:
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
+            if self._may_need_onnx:
+                raise MissingError(
+                    "onnx: not installed, and a graph whose weights have blocks of scales may need it on the CPU (ONNX "
+                    f"Runtime by itself has no NVFP4). Run: {pip_install('onnx')}"
+                ) from error
             raise BuildError(
                 f"graph: ONNX Runtime does not accept it ({error}). Check its opset and dtypes."
             ) from error
@@ -90,8 +96,13 @@ class OrtRunner:
         """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
         if b"FP4DynamicQuantize" not in model and b"block_size" not in model:
             return model
-        from trtpipe.runtime.four_bits import widened
-
+        try:
+            from trtpipe.runtime.four_bits import widened
+        except ModuleNotFoundError as error:
+            if error.name != "onnx":
+                raise
+            self._may_need_onnx = True
+            return model
         if (wide := widened(model)) is None:
             return model
         self.name += ", NVFP4 dequantized to the same numbers"

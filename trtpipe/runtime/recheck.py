@@ -21,7 +21,7 @@ from trtpipe.values import CheckReport
 #: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.
 FEWEST_FOR_SHARE_LIMITS = 100
 
-#: How far below the build's worst cosine a golden sample may be where the job's own limits are all on shares.
+#: How far below the cosine of the build's worst sample a golden sample may be where the job's limits are all on shares.
 _SLACK = 0.01
 
 
@@ -74,9 +74,10 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
         worst = [m.value for m in manifest.check.metrics if m.name == "cosine_worst"]
         if worst:
             floor = max(-1.0, min(worst) - _SLACK)
-            limits = limits.model_copy(update={"cosine_min": floor})
+            limits = limits.model_copy(update={"cosine_worst_min": floor})
             notes.append(
-                f"no limit of the job can be judged on {samples}: held to the build's worst cosine, {floor:.4g}"
+                f"no limit of the job can be judged on {samples}: each held to a cosine of {floor:.4g}, that of the "
+                f"build's worst sample less {_SLACK}"
             )
     return limits, tuple(notes)
 

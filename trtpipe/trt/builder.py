@@ -120,7 +120,7 @@ def _serialize(
     notes: tuple[str, ...] = ()
     kept: list[object] = []
     builder = trt.Builder(logger)
-    plugins.load(tensorrt, libraries, lambda: _last(watch))
+    plugins.load(tensorrt, libraries, watch)
     weak = lowering.weakly_typed(tensorrt, build)
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
     kept.append(network.parse(tensorrt, graph, logger, model, watch))
@@ -128,7 +128,7 @@ def _serialize(
     if build.refit == "individual":
         notes += refit.mark_weights(graph, model.data)
     config = builder.create_builder_config()
-    errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
+    since = watch.mark()  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(tensorrt, config, graph, build)
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
@@ -149,11 +149,12 @@ def _serialize(
     if tensorrt.has("progress_monitor"):
         kept.append(make_monitor(tensorrt, watch))
         config.progress_monitor = kept[-1]
-    if len(watch.errors) > errors_before:
+    if watch.errors(since):
         raise BuildError(
-            f"build: {tensorrt.title} does not accept every option ({_last(watch)}). "
+            f"build: {tensorrt.title} does not accept every option ({watch.reason(since)}). "
             "Correct the option, or leave it out."
         )
+    since = watch.mark()
     with interruptible(watch):
         plan_memory = builder.build_serialized_network(graph, config)
     if calibrator is not None:
@@ -162,7 +163,7 @@ def _serialize(
     watch.check()
     if plan_memory is None:
         raise BuildError(
-            f"build: {tensorrt.title} cannot compile the graph ({_last(watch)}). "
+            f"build: {tensorrt.title} cannot compile the graph ({watch.reason(since)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
     used, unsaved = (b"", ()) if cache_file is None else timing_cache.save(config, cache_file)
@@ -187,11 +188,6 @@ def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:
     if build.target != "tensorrt" or gpu is None or build.hardware_compatibility == "ampere_plus":
         return ()
     return (gpu.devices[0].compute_capability,)
-
-
-def _last(watch: Watch) -> str:
-    """TensorRT's latest error, or the lack of one."""
-    return watch.errors[-1] if watch.errors else "no error message"
 
 
 def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHeader:

@@ -12,6 +12,7 @@ from trtpipe.values import DimRange, TensorSpec
 
 if TYPE_CHECKING:
     from trtpipe.trt.flavour import Flavour
+    from trtpipe.trt.monitor import Watch
     from trtpipe.trt.types import ICudaEngine, IExecutionContext, IOutputAllocator, IProfiler, Runtime
 
 Shape = tuple[int, ...]
@@ -28,9 +29,7 @@ class Binding:
     ranges: tuple[tuple[Shape, Shape, Shape], ...]
 
 
-def load_engine(
-    tensorrt: Flavour, runtime: Runtime, plan: bytes, device: str, reason: Callable[[], str]
-) -> ICudaEngine:
+def load_engine(tensorrt: Flavour, runtime: Runtime, plan: bytes, device: str, watch: Watch) -> ICudaEngine:
     """The engine of a plan.
 
     Args:
@@ -38,15 +37,17 @@ def load_engine(
         runtime: loads it.
         plan: its bytes.
         device: the GPU's name.
-        reason: TensorRT's last error message.
+        watch: of its logger.
 
     Raises:
         InputError: TensorRT cannot load it.
     """
+    since = watch.mark()
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise InputError(
-            f"engine: {tensorrt.title} cannot load the plan on {device} ({reason()}). Build the engine on this device."
+            f"engine: {tensorrt.title} cannot load the plan on {device} ({watch.reason(since)}). "
+            "Build the engine on this device."
         )
     return engine
 
@@ -55,11 +56,11 @@ class _Context:
     """A context that is given back by `close`: frames of a traceback may hold this object, and not TensorRT's then.
 
     Args:
-        reason: TensorRT's last error message.
+        watch: of TensorRT's logger.
     """
 
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
-        self._engine, self._context, self._reason = engine, context, reason
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
+        self._engine, self._context, self._watch = engine, context, watch
 
     def close(self) -> None:
         """Destroy the context, which must not be executing; nothing else may be called then."""
@@ -70,20 +71,25 @@ class _Context:
         """Have each layer's time reported to an IProfiler, or to nobody."""
         self._context.profiler = profiler
 
-    def _accepted(self, answer: object, where: str, what: str) -> None:
-        """Refuse to go on where TensorRT has refused something: most of its functions say so by False alone."""
-        if not answer:
-            raise InputError(f"{where}: TensorRT refuses {what} ({self._reason()}).")
+    def _ask(self, where: str, what: str, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function of TensorRT's, and refuse to go on where it refuses: most say so by False alone."""
+        since = self._watch.mark()
+        if not function(*arguments):
+            raise InputError(f"{where}: TensorRT refuses {what} ({self._watch.reason(since)}).")
 
-    def _shaped(self, accepted: object, name: str, shape: Shape) -> None:
-        self._accepted(accepted, f"inputs.{name}", f"the shape {shape}")
+    def _shape(self, name: str, shape: Shape, function: Callable[..., object], binding: str | int) -> None:
+        self._ask(f"inputs.{name}", f"the shape {shape}", function, binding, shape)
+
+    def _take(self, profile: int, stream: int) -> None:
+        what = f"optimization profile {profile}"
+        self._ask("engine", what, self._context.set_optimization_profile_async, profile, stream)
 
 
 class Tensors(_Context):
     """The tensor API: everything by name."""
 
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
-        super().__init__(engine, context, reason)
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
+        super().__init__(engine, context, watch)
         self._profile, self._shapes = 0, dict[str, Shape]()
 
     def list(self) -> tuple[Binding, ...]:
@@ -114,10 +120,9 @@ class Tensors(_Context):
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
-            accepted = self._context.set_optimization_profile_async(profile, stream)
-            self._accepted(accepted, "engine", f"optimization profile {profile}")
+            self._take(profile, stream)
         for name, shape in shapes.items():
-            self._shaped(self._context.set_input_shape(name, shape), name, shape)
+            self._shape(name, shape, self._context.set_input_shape, name)
         self._profile, self._shapes = profile, dict(shapes)
         return True
 
@@ -131,12 +136,12 @@ class Tensors(_Context):
         Raises:
             InputError: TensorRT does not take it.
         """
-        accepted = self._context.set_output_allocator(name, allocator)
-        self._accepted(accepted, f"outputs.{name}", f"an output allocator for its shape {shape}")
+        what = f"an output allocator for its shape {shape}"
+        self._ask(f"outputs.{name}", what, self._context.set_output_allocator, name, allocator)
 
     def set_address(self, name: str, address: int) -> None:
         """Where a binding is in device memory."""
-        self._accepted(self._context.set_tensor_address(name, address), "engine", f"the address of binding {name}")
+        self._ask("engine", f"the address of binding {name}", self._context.set_tensor_address, name, address)
 
     def execute(self, stream: int) -> bool:
         """Enqueue one execution."""
@@ -146,8 +151,8 @@ class Tensors(_Context):
 class Bindings(_Context):
     """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
 
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
-        super().__init__(engine, context, reason)
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
+        super().__init__(engine, context, watch)
         self._count = engine.num_bindings // engine.num_optimization_profiles
         self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
         self._profile, self._shapes = 0, dict[str, Shape]()
@@ -179,11 +184,10 @@ class Bindings(_Context):
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
-            accepted = self._context.set_optimization_profile_async(profile, stream)
-            self._accepted(accepted, "engine", f"optimization profile {profile}")
+            self._take(profile, stream)
         self._profile, self._shapes = profile, dict(shapes)
         for name, shape in shapes.items():
-            self._shaped(self._context.set_binding_shape(self._number(name), shape), name, shape)
+            self._shape(name, shape, self._context.set_binding_shape, self._number(name))
         return True
 
     def shape_of(self, name: str) -> Shape:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors
     from trtpipe.trt.flavour import Flavour
     from trtpipe.trt.memory import Buffer, DeviceMemory, Graph, HostBuffer
+    from trtpipe.trt.monitor import Watch
     from trtpipe.trt.types import IOutputAllocator
 
 
@@ -95,7 +96,7 @@ class Execution:
         memory: a stream and memory of the GPU; closed with this.
         cuda_graph: capture an execution when shapes change, and launch the graph from then on.
         allocator: makes TensorRT's side of an `OutputMemory`.
-        reason: TensorRT's last error message.
+        watch: of TensorRT's logger.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class Execution:
         *,
         cuda_graph: bool,
         allocator: Callable[[OutputMemory], IOutputAllocator],
-        reason: Callable[[], str],
+        watch: Watch,
     ) -> None:
         self.calls, self.memory = calls, memory
         self._bindings = {b.name: b for b in calls.list()}
-        self._wants_graph, self._reason = cuda_graph, reason
+        self._wants_graph, self._watch = cuda_graph, watch
         self._device: dict[str, Buffer] = {}
         self._host: dict[str, HostBuffer] = {}
         self._graph: Graph | None = None
@@ -221,7 +222,7 @@ class Execution:
         self._decided.check()
         for name in decided:
             if name not in self._decided.shapes:
-                raise InputError(f"outputs.{name}: TensorRT gave no shape for it ({self._reason()}).")
+                raise InputError(f"outputs.{name}: TensorRT gave no shape for it ({self._watch.reason(self._began)}).")
             shapes[name] = shape = self._decided.shapes[name]
             self._grow_host(name, _bytes(self._bindings[name], shape))
             if 0 not in shape:
@@ -231,10 +232,11 @@ class Execution:
         return {name: self._array(name, shapes[name]).copy() for name in self._outputs}
 
     def _execute(self) -> None:
+        self._began = self._watch.mark()
         accepted = self.calls.execute(self.memory.stream)
         self._decided.check()
         if not accepted:
-            raise execution_failed(self._reason())
+            raise execution_failed(self._watch.reason(self._began))
 
     def _leave_to_allocator(self, name: str, shape: Shape) -> None:
         """Let TensorRT ask for the memory of this output while it executes."""

@@ -79,6 +79,17 @@ def floor(precisions: Collection[str], target: Target, capabilities: Collection[
     return None if fitting == able else fitting[0]
 
 
+def lacking(precisions: Collection[str], compute_capability: str) -> tuple[str, ...]:
+    """Those precisions of an engine's operations that GPUs of a compute capability do not have, as titles; none of a
+    capability that the table does not know."""
+    abilities = BY_CAPABILITY.get(compute_capability)
+    of_format: dict[str, str] = {f.name: f.capability for f in SUPPORT}
+    named = {of_format.get(p, p): p for p in precisions}
+    return tuple(
+        named[p].upper() for p in PRECISIONS if p in named and abilities is not None and p not in abilities.precisions
+    )
+
+
 def portable_notes(least: str | None) -> tuple[str, ...]:
     """What is said of a portable engine that `floor` gives `least` for."""
     if least is None:

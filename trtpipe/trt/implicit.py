@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calib import trt_calibrator
-from calib.algorithms import AUTO_BASE, BASES, PERCENTILE
+from calib.algorithms import AUTO_BASE, PERCENTILE
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
@@ -17,20 +17,19 @@ from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
     from calib.data import Source
-    from trtpipe.trt.types import Builder, IBuilderConfig, IInt8Calibrator, IOptimizationProfile
+    from trtpipe.trt.types import Builder, IBuilderConfig, IOptimizationProfile
 
 
 @dataclass(frozen=True)
 class NativeCalibration:
-    """Where the ranges come from: a calibration cache of this very TensorRT, or samples.
+    """Where the ranges come from.
 
     `source` is a `calib.data.Source`. `algorithm` is one that TensorRT has: entropy_2, entropy, minmax or percentile.
-    `cache` is the text of a calibration cache for the network's tensor names and goes before samples. `file` keeps what
-    TensorRT finds from samples, with `made_from`: whatever else the ranges depend on, like the graph's digest.
+    `file` keeps what TensorRT finds from samples, with `made_from`: whatever else the ranges depend on, like the digest
+    of the graph.
     """
 
     source: Source | None = None
-    cache: bytes | None = None
     algorithm: str = AUTO_BASE
     percentile: float = PERCENTILE
     batch_size: int = 1
@@ -44,9 +43,6 @@ def make_calibrator(flavour: Flavour, calibration: NativeCalibration | None) -> 
     Raises:
         InputError: without either; TensorRT would quantize to INT8 with ranges that were never measured.
     """
-    if calibration is not None and calibration.cache is not None:
-        base = getattr(flavour.module, BASES[calibration.algorithm])
-        return _cached(base, calibration.cache, calibration.batch_size)
     if calibration is None or calibration.source is None:
         raise InputError(
             "build.quantization: implicit has neither samples nor a calibration cache to take ranges from. "
@@ -62,41 +58,6 @@ def make_calibrator(flavour: Flavour, calibration: NativeCalibration | None) -> 
         made_from=calibration.made_from,
         place=open_memory().place,
     )
-
-
-def _cached(base: type[IInt8Calibrator], cache: bytes, batch_size: int) -> NativeCalibrator:
-    """A calibrator that has ranges and no samples."""
-
-    class Cached(base):  # type: ignore[misc]
-        """Reads the cache; asked for samples, it knows that TensorRT did not take the cache."""
-
-        notes = ("implicit quantization: ranges taken from a calibration cache",)
-
-        def __init__(self) -> None:
-            base.__init__(self)
-            self._asked = False
-
-        def get_batch_size(self) -> int:
-            return batch_size
-
-        def get_batch(self, names: list[str]) -> None:
-            self._asked = True
-
-        def read_calibration_cache(self) -> bytes:
-            return cache
-
-        def write_calibration_cache(self, data: bytes) -> None:
-            """Nothing: the cache is the job's."""
-
-        def finish(self) -> None:
-            if self._asked:
-                head = cache.split(b"\n", 1)[0].decode("ascii", "replace")
-                raise InputError(
-                    f"calibration cache: must be of this TensorRT and algorithm (got {head!r}, which TensorRT did not "
-                    "take). Calibrate again on this device."
-                )
-
-    return Cached()
 
 
 def attach(

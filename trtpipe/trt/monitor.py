@@ -6,6 +6,7 @@ would be lost. Both callbacks keep what was raised, and `Watch.check` raises it 
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtpipe.errors import Cancelled
 from trtpipe.progress import Progress
@@ -35,27 +36,49 @@ _NOISE = re.compile(
 _MOST_MESSAGES = 10_000
 
 
+class _Message(NamedTuple):
+    """A message of TensorRT: its number, the thread that it came in, its level and its text."""
+
+    number: int
+    thread: int
+    level: str
+    text: str
+
+
 class Watch:
     """Receives TensorRT's callbacks: keeps its messages, passes its progress on, and holds a request to stop."""
 
     def __init__(self, progress: Progress, level: str) -> None:
         self._progress = progress
         self._shown = frozenset(LEVELS[: LEVELS.index(level) + 1])
-        self._messages: deque[tuple[str, str]] = deque(maxlen=_MOST_MESSAGES)
+        self._messages: deque[_Message] = deque(maxlen=_MOST_MESSAGES)
+        self._numbers = itertools.count()
         self._raised: BaseException | None = None
         self._stop = False
         self._phases: dict[str, tuple[str | None, int, int]] = {}
         self._best = -1
 
-    @property
-    def errors(self) -> tuple[str, ...]:
-        """TensorRT's error messages so far."""
-        return tuple(text for level, text in self._messages if level != "warning")
+    def mark(self) -> int:
+        """Where an operation begins, to be asked for its errors: earlier ones are of other operations."""
+        return next(self._numbers)
+
+    def errors(self, since: int) -> tuple[str, ...]:
+        """TensorRT's error messages since `mark`."""
+        return tuple(m.text for m in self._errors(since))
+
+    def reason(self, since: int) -> str:
+        """TensorRT's last error message since `mark`, of this thread where it has one, as others use the engine too."""
+        errors = self._errors(since)
+        mine = [m for m in errors if m.thread == threading.get_ident()]
+        return (mine or errors)[-1].text if errors else "no error message"
+
+    def _errors(self, since: int) -> list[_Message]:
+        return [m for m in tuple(self._messages) if m.number > since and m.level != "warning"]
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """TensorRT's warnings so far, each once."""
-        return tuple(dict.fromkeys(text for level, text in self._messages if level == "warning"))
+        return tuple(dict.fromkeys(m.text for m in self._messages if m.level == "warning"))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,7 +89,7 @@ class Watch:
         """A message of TensorRT. Errors and warnings are kept; the job's log_level decides what is shown."""
         try:
             if level in _KEPT:
-                self._messages.append((level, text))
+                self._messages.append(_Message(next(self._numbers), threading.get_ident(), level, text))
             if level in self._shown:
                 self._progress.note(f"TensorRT {level}: {text}")
         except BaseException as error:  # noqa: BLE001 - handed on by check()

@@ -43,14 +43,15 @@ def parse(flavour: Flavour, network: INetworkDefinition, logger: ILogger, model:
     Raises:
         BuildError: with every error of the parser: node, operator and code.
     """
+    since = watch.mark()
     parser = flavour.module.OnnxParser(network, logger)
     parsed = parser.parse(model.data)
     watch.check()
     if not parsed or parser.num_errors:
         errors = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
-        errors = errors or list(watch.errors) or ["the parser gave no reason"]
+        errors = errors or list(watch.errors(since)) or ["the parser gave no reason"]
         step = "Change the model there, or try build.route torch_tensorrt."
-        if any(re.search(r"\bcuda (error|driver)\b", text, re.IGNORECASE) for text in watch.errors):
+        if any(re.search(r"\bcuda (error|driver)\b", text, re.IGNORECASE) for text in watch.errors(since)):
             step = (
                 "A plugin of TensorRT's own stands for that operation, and it needs an NVIDIA GPU and its driver "
                 "already while the network is parsed: build where they are, or change the model there."

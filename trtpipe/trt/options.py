@@ -202,7 +202,7 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
                 legal = ", ".join(RTX_COMPUTE_CAPABILITIES)
                 yield (
                     "build.compute_capability",
-                    f"must be among {legal} (got {capability}). Leave it out for an engine portable from Ampere on.",
+                    f"must be among {legal} (got {capability}). Leave it out for a portable engine.",
                 )
     if "weight_streaming" in wanted and wanted.get("quantization") == "implicit":
         yield (

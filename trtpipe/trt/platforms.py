@@ -131,6 +131,10 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
 #: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
 RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
+#: Those for which TensorRT-RTX 1.7.1 compiles no matrix product of FP32 tensors, in INT8 neither: "Cannot compile
+#: operation for Turing (SM75): FP32 GEMM is not supported". It does compile FP32 convolutions, and products in FP16.
+RTX_WITHOUT_FP32_PRODUCTS = ("7.5",)
+
 #: The oldest compute capability that engines made for several run on: portable ones of TensorRT-RTX, and ampere_plus.
 OLDEST_PORTABLE = "8.0"
 

@@ -11,10 +11,11 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from trtpipe.errors import InputError
 from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.monitor import Watch
 
 #: What `IPluginRegistry.load_library` looks for; a library without either registers its plugins as it is loaded
 #: (REGISTER_TENSORRT_PLUGIN).
@@ -25,15 +26,13 @@ _LOADED: dict[tuple[str, str], object] = {}
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def load(
-    tensorrt: Flavour, libraries: Mapping[str, bytes], reason: Callable[[], str] = lambda: "no error message"
-) -> None:
+def load(tensorrt: Flavour, libraries: Mapping[str, bytes], watch: Watch) -> None:
     """Put the plugins of each library into TensorRT's registry. Their code runs: whose it is must be known before.
 
     Args:
         tensorrt: an imported TensorRT.
         libraries: content by file name.
-        reason: TensorRT's latest error message.
+        watch: of its logger.
 
     Raises:
         InputError: one cannot be loaded here, or TensorRT takes no plugins from it.
@@ -42,10 +41,10 @@ def load(
         for name, content in libraries.items():
             key = (tensorrt.name, hashlib.sha256(content).hexdigest())
             if key not in _LOADED:
-                _LOADED[key] = _load(tensorrt, name, content, reason)
+                _LOADED[key] = _load(tensorrt, name, content, watch)
 
 
-def _load(tensorrt: Flavour, name: str, content: bytes, reason: Callable[[], str]) -> object:
+def _load(tensorrt: Flavour, name: str, content: bytes, watch: Watch) -> object:
     # Left open once something is loaded from it: dlopen(3) takes another library of the same path for this one.
     descriptor = os.memfd_create(name)
     path = f"/proc/self/fd/{descriptor}"
@@ -61,10 +60,11 @@ def _load(tensorrt: Flavour, name: str, content: bytes, reason: Callable[[], str
         ) from None
     if not any(hasattr(library, entry) for entry in ENTRY_POINTS):
         return library
+    since = watch.mark()
     handle = tensorrt.module.get_plugin_registry().load_library(path)
     if handle is None:
         raise InputError(
-            f"build.plugins: {tensorrt.title} takes no plugins from {name} ({reason()}). Build it for this release, "
-            "and see that no other library has plugins of the same names."
+            f"build.plugins: {tensorrt.title} takes no plugins from {name} ({watch.reason(since)}). Build it for "
+            "this release, and see that no other library has plugins of the same names."
         )
     return handle

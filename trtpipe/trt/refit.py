@@ -7,7 +7,7 @@ not marked (`INetworkDefinition.mark_weights_refittable`), by the name that the 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
@@ -20,10 +20,10 @@ from trtpipe.trt.monitor import Watch, make_logger
 if TYPE_CHECKING:
     from trtpipe.trt.types import ICudaEngine, ILogger, INetworkDefinition
 
-#: Fields of ONNX's protobuf (onnx.proto); its floating data types (FLOAT, FLOAT16, DOUBLE, BFLOAT16), and those that
-#: quantized weights are stored in (INT8, FLOAT8E4M3FN, INT4, FLOAT4E2M1).
+#: Fields of ONNX's protobuf (onnx.proto); its floating data types, and those that quantized weights are stored in.
 _GRAPH, _INITIALIZER, _NAME, _DATA_TYPE, _DIMS = 7, 5, 8, 2, 1
-_FLOATING, _QUANTIZED = frozenset((1, 10, 11, 16)), frozenset((3, 17, 22, 23))
+_FLOATING = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+_QUANTIZED = {3: "int8", 17: "float8e4m3fn", 22: "int4", 23: "float4e2m1"}
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 
@@ -53,6 +53,24 @@ def changed_weights(one: bytes, other: bytes) -> tuple[str, ...]:
     """The names of the weights of an ONNX file that another one has otherwise, or not at all; as `weight_names`."""
     before = dict(_weights(other))
     return tuple(name for name, content in _weights(one) if before.get(name) != content)
+
+
+def weight_mismatches(one: bytes, other: bytes) -> tuple[str, ...]:
+    """What weights of an ONNX file are not in another one, or are of another type or shape there; as `weight_names`."""
+    here, there = dict(_types(one)), dict(_types(other))
+    return tuple(
+        f"weight {name} must be {there.get(name, 'absent')}, as in the bundle's graph (got {here.get(name, 'none')})"
+        for name in dict.fromkeys((*there, *here))
+        if here.get(name) != there.get(name)
+    )
+
+
+def _types(onnx: bytes) -> Iterator[tuple[str, str]]:
+    """The name of each weight, and its type and shape like "float32 [3, 4]"."""
+    for name, tensor in _weights(onnx):
+        fields = list(_fields(tensor))
+        kind = (_FLOATING | _QUANTIZED)[next(v for n, v in fields if n == _DATA_TYPE and isinstance(v, int))]
+        yield name, f"{kind} {[v for n, v in fields if n == _DIMS]}"
 
 
 def _messages(data: bytes, wanted: int) -> Iterator[bytes]:
@@ -118,7 +136,7 @@ def give_weights(
     engine: ICudaEngine,
     logger: ILogger,
     onnx: bytes,
-    reason: Callable[[], str],
+    watch: Watch,
     step: str,
     *,
     marked: Collection[str] = (),
@@ -130,7 +148,7 @@ def give_weights(
         engine: the engine; nothing may be executing.
         logger: of its runtime.
         onnx: the file.
-        reason: TensorRT's last error message.
+        watch: of that logger.
         step: what to do about a refusal.
         marked: names of weights that have to be among those that can be changed; the parser passes over others.
 
@@ -140,10 +158,12 @@ def give_weights(
     refitter = tensorrt.module.Refitter(engine, logger)
     if fixed := sorted(set(marked) - set(refitter.get_all_weights() if marked else ())):
         raise InputError(f"engine: {_some(fixed)} must be the engine's own, as TensorRT cannot change it there. {step}")
+    since = watch.mark()
     parser = tensorrt.module.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
         raise InputError(
-            f"engine: the weights are not those of the graph that the engine was built from ({reason()}). {step}"
+            "engine: the weights are not those of the graph that the engine was built from "
+            f"({watch.reason(since)}). {step}"
         )
 
 
@@ -184,21 +204,19 @@ def _refitted(
     marked: Collection[str],
     version_compatible: bool,
 ) -> bytes:
-    def reason() -> str:
-        return watch.errors[-1] if watch.errors else "no error message"
-
     logger = make_logger(tensorrt, watch)
     runtime = tensorrt.module.Runtime(logger)
     if version_compatible:
         runtime.engine_host_code_allowed = True
-    loaded = load_engine(tensorrt, runtime, engine, device, reason)
+    loaded = load_engine(tensorrt, runtime, engine, device, watch)
     if not loaded.refittable:
         raise InputError("engine: no weight can be changed in it. Build it with build.refit: all, or individual.")
     step = "Prepare the kit from the same model with other weights."
-    give_weights(tensorrt, loaded, logger, onnx, reason, step, marked=marked)
+    give_weights(tensorrt, loaded, logger, onnx, watch, step, marked=marked)
+    since = watch.mark()
     serialized = loaded.serialize()
     if serialized is None:
-        raise InputError(f"engine: {tensorrt.title} cannot serialize the refitted engine ({reason()}).")
+        raise InputError(f"engine: {tensorrt.title} cannot serialize the refitted engine ({watch.reason(since)}).")
     data = bytes(serialized)
     del serialized, loaded, runtime
     return data

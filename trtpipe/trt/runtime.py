@@ -230,18 +230,18 @@ class EngineRunner:
         self._watch = Watch(Silent(), "error")
         self._logger = make_logger(tensorrt, self._watch)
         runtime = tensorrt.module.Runtime(self._logger)
-        load_plugins(tensorrt, self._plugins, self._reason)
+        load_plugins(tensorrt, self._plugins, self._watch)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
         another = built_by and not plan.same_release(built_by, tensorrt.version)
         if self._without_lean_runtime and tensorrt.name == "tensorrt" and another:
             runtime = self._load_lean(runtime, built_by)
         if tensorrt.has("engine_validity"):
-            self._note(*validity.require(tensorrt, runtime, self._plan, self._reason))
-        engine = load_engine(tensorrt, runtime, self._plan, device.name, self._reason)
+            self._note(*validity.require(tensorrt, runtime, self._plan, self._watch))
+        engine = load_engine(tensorrt, runtime, self._plan, device.name, self._watch)
         self._note(*self._watch.notes)
         if self._refit is not None:
-            give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
+            give_weights(tensorrt, engine, self._logger, self._refit, self._watch, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
@@ -269,40 +269,41 @@ class EngineRunner:
         tensorrt, engine = self._flavour, self._opened()
         memory = self._open_memory()
         try:
-            context = self._new_context()
-            if context is None:
-                raise MissingError(
-                    f"engine: an execution context does not fit into the GPU's memory ({self._reason()}). "
-                    "Stop other programs, or build for a smaller batch."
-                )
-            calls = (Bindings if self._bindings_api else Tensors)(engine, context, self._reason)
+            calls = (Bindings if self._bindings_api else Tensors)(engine, self._new_context(), self._watch)
             return Execution(
                 calls,
                 memory,
                 cuda_graph=self._cuda_graph,
                 allocator=lambda outputs: make_output_allocator(tensorrt, outputs),
-                reason=self._reason,
+                watch=self._watch,
             )
         except BaseException:
             memory.close()
             raise
 
-    def _new_context(self) -> IExecutionContext | None:
-        """An execution context, None where there is no memory for it."""
+    def _new_context(self) -> IExecutionContext:
+        """An execution context; MissingError where there is no memory for it."""
         engine = self._opened()
         specialization = self._specialization if self._flavour.has("shape_specialization") else None
-        if self._cache is None and specialization is None:
-            return engine.create_execution_context()
-        config = engine.create_runtime_config()
+        configured = self._cache is not None or specialization is not None
+        config = engine.create_runtime_config() if configured else None
         if self._cache is not None:
             self._note(*self._cache.attach(config))
         if specialization is not None and config is not None:
             strategies = self._flavour.module.DynamicShapesKernelSpecializationStrategy
             config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.upper())
-        return engine.create_execution_context(config) if config is not None else engine.create_execution_context()
+        since = self._watch.mark()
+        context = engine.create_execution_context(*(() if config is None else (config,)))
+        if context is None:
+            raise MissingError(
+                f"engine: an execution context does not fit into the GPU's memory ({self._watch.reason(since)}). "
+                "Stop other programs, or build for a smaller batch."
+            )
+        return context
 
     def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
         """The runtime of a release's lean runtime, for plans that were built without one."""
+        since = self._watch.mark()
         library = f"libnvinfer_lean.so.{version.partition('.')[0]}"
         spec = importlib.util.find_spec("tensorrt_lean_libs")  # pip's, where the loader of libraries does not look
         for folder in ("", *(spec.submodule_search_locations or () if spec else ())):
@@ -311,7 +312,7 @@ class EngineRunner:
         release = ".".join(map(str, flavour.parse_version(version)[:3]))
         raise InputError(
             f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
-            f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."
+            f"loaded ({self._watch.reason(since)}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."
         )
 
     def _close(self) -> None:
@@ -338,9 +339,6 @@ class EngineRunner:
 
     def _note(self, *notes: str) -> None:
         self._notes |= dict.fromkeys(notes)
-
-    def _reason(self) -> str:
-        return self._watch.errors[-1] if self._watch.errors else "no error message"
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         wanted = {b.name: b for b in self.bindings if b.is_input}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import MissingError
@@ -20,23 +19,23 @@ _REBUILD = (
 )
 
 
-def require(tensorrt: Flavour, runtime: Runtime, engine: bytes, reason: Callable[[], str]) -> tuple[str, ...]:
+def require(tensorrt: Flavour, runtime: Runtime, engine: bytes, watch: Watch) -> tuple[str, ...]:
     """What TensorRT-RTX remarks on a plan that the GPU here runs.
 
     Args:
         tensorrt: TensorRT-RTX.
         runtime: one of its runtimes.
         engine: the plan.
-        reason: its last error message.
+        watch: of its logger.
 
     Raises:
         MissingError: the GPU does not run it.
     """
-    found, diagnostics = runtime.get_engine_validity(engine)
-    if why := _invalid(tensorrt, found, diagnostics, reason()):
+    found, why = _asked(tensorrt, runtime, engine, watch)
+    if why:
         raise MissingError(f"engine: {why}. {_REBUILD}")
     slower = f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it"
-    return (slower,) if enum_name(found) == "SUBOPTIMAL" else ()
+    return (slower,) if found == "SUBOPTIMAL" else ()
 
 
 def invalid_here(engine: bytes) -> str:
@@ -52,11 +51,14 @@ def invalid_here(engine: bytes) -> str:
         return ""
     watch = Watch(Silent(), "error")
     logger = make_logger(tensorrt, watch)
-    found, diagnostics = tensorrt.module.Runtime(logger).get_engine_validity(engine)
-    return _invalid(tensorrt, found, diagnostics, watch.errors[-1] if watch.errors else "no error message")
+    return _asked(tensorrt, tensorrt.module.Runtime(logger), engine, watch)[1]
 
 
-def _invalid(tensorrt: Flavour, found: object, diagnostics: object, reason: str) -> str:
-    if enum_name(found) != "INVALID":
-        return ""
-    return f"the plan is not valid for this GPU ({tensorrt.title} says INVALID, {diagnostics}; {reason})"
+def _asked(tensorrt: Flavour, runtime: Runtime, engine: bytes, watch: Watch) -> tuple[str, str]:
+    """The EngineValidity by name, and why the GPU does not run the plan where that is INVALID, else ""."""
+    since = watch.mark()
+    validity, diagnostics = runtime.get_engine_validity(engine)
+    if (found := enum_name(validity)) != "INVALID":
+        return found, ""
+    said = f"{tensorrt.title} says INVALID, {diagnostics}; {watch.reason(since)}"
+    return found, f"the plan is not valid for this GPU ({said})"

@@ -11,7 +11,15 @@ from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
 from trtpipe.trt.parser import newest_opset
-from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
+from trtpipe.trt.platforms import (
+    BY_CAPABILITY,
+    PLATFORMS,
+    PRECISIONS,
+    RTX_COMPUTE_CAPABILITIES,
+    RTX_WITHOUT_FP32_PRODUCTS,
+    SOURCES,
+    rtx_support,
+)
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[FlavourName, str], ...] = (
@@ -71,7 +79,9 @@ def document(measured: JsonObject) -> str:
         "here with the value given. Options not listed are honoured by every release.",
         _table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
-        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. Every value of `refit`, "
+        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. "
+        f"For {', '.join(RTX_WITHOUT_FP32_PRODUCTS)} it compiles no matrix product of FP32 tensors, in INT8 neither, "
+        "but FP32 convolutions: a job with one needs `precision.fp16_mode`. Every value of `refit`, "
         "and `strip_plan`, need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
         "### What TensorRT-RTX does with each option",
         "TensorRT-RTX accepts nearly every option without a word and carries out some. With "
