@@ -26,7 +26,7 @@ JOBS = ("quickstart", "two-inputs", "detector", "vit-b16-int8")
 #: Compared byte for byte.
 FILES = ("model.engine", "model.onnx", "calibration.json", "golden.safetensors")
 #: Of a manifest: what may differ.
-MAY_DIFFER = ("environment", "created", "fingerprint", "files")
+MAY_DIFFER = ("environment", "created", "fingerprint", "files", "digest")
 
 
 def main() -> int:

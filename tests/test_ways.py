@@ -44,7 +44,8 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (
         # what is the process's own: its stdout, the modules that it has imported, TensorRT's registry
-        {"trtpipe.cli.results", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
+        {"trtpipe.cli.results", "trtpipe.pipeline.cache.recorder", "trtpipe.pipeline.own_modules",
+         "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
     "changes a frozen value": (
         {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
@@ -356,6 +357,7 @@ REMEMBERED = {
     "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
     "calib.observers._device_kernel": "whether Triton can be imported",
     "calib.observers._warn_slower": "nothing is returned: one message a process",
+    "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
     "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",
     "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
 }

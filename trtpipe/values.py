@@ -1,4 +1,4 @@
-"""The values that flow down the line; stages import these and never each other.
+"""The values that flow down the line, from each stage to the next.
 
     Job -> LoadedModel -> Baseline -> Captured -> CalibrationTable -> Quantized -> Engine -> CheckReport -> Bundle
 

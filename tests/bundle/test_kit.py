@@ -14,10 +14,12 @@ from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
 from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build
+from trtpipe.pipeline import kit as kits
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.progress import Silent
+from trtpipe.runtime.device import Device
 from trtpipe.values import Engine, OnnxModel
 
 GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
@@ -137,3 +139,32 @@ def test_a_kit_without_the_check_of_its_graph_is_not_finished(tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         finish_kit(tmp_path / "k", tmp_path / "out", Silent())
     assert str(caught.value) == f"{tmp_path / 'k'}: the kit does not hold the check of its graph. Prepare it again."
+
+
+@pytest.mark.parametrize(
+    ("build", "gpu", "asked"),
+    [
+        (Build(target="tensorrt"), "8.9", True),
+        (Build(target="tensorrt", runtime_platform="windows_amd64"), "8.9", False),
+        (Build(target="tensorrt_rtx"), "8.9", True),
+        (Build(target="tensorrt_rtx", compute_capability=("8.6",)), "8.9", False),
+        (Build(target="tensorrt_rtx"), None, False),
+        (Build(target="onnxruntime"), "8.9", False),
+    ],
+)
+def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, gpu: str | None, asked: bool
+) -> None:
+    releases = {"tensorrt": "10.13.3", "tensorrt_rtx": "1.7.1", "onnxruntime": "1.31.1"}
+    device = Device("linux", "x86_64", releases, gpu, "NVIDIA L4", memory_bytes=24 << 30)
+    monkeypatch.setattr(kits, "this_device", lambda: device)
+    monkeypatch.setattr(kits, "no_memory", lambda: "device memory: none of torch with CUDA and others works here.")
+
+    def compiled(*_: object) -> Engine:
+        raise InputError("the compile began.")
+
+    kit(tmp_path / "k", build)
+    with pytest.raises((MissingError, InputError)) as caught:
+        finish_kit(tmp_path / "k", tmp_path / "out", Silent(), compiler=compiled)
+    said = "device memory: none of torch with CUDA and others works here." if asked else "the compile began."
+    assert str(caught.value) == said

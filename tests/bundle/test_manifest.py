@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,9 @@ SHA = "0" * 64
 
 
 def canonical(raw: Any) -> bytes:
-    """The spelling the format page promises, written down independently of the module."""
+    """The spelling the format page promises, written down independently of the module; without its digest, which a
+    manifest of before has not."""
+    raw = {k: v for k, v in raw.items() if k != "digest"} if isinstance(raw, dict) else raw
     return (json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -49,9 +53,25 @@ def test_every_kind_of_build_option_is_read_back() -> None:
 
 def test_bytes_are_canonical_and_stable() -> None:
     data = to_json(shipping.manifest())
-    assert data == canonical(json.loads(data))
+    digest = json.loads(data)["digest"]
+    assert digest == hashlib.sha256(canonical(json.loads(data))).hexdigest()
+    assert data.replace(f'  "digest": "{digest}",\n'.encode(), b"") == canonical(json.loads(data))
     assert to_json(from_json(data, "m")) == data
     assert b'"value": "Infinity"' in data
+
+
+def test_any_damaged_byte_is_found() -> None:
+    data = to_json(shipping.manifest())
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        with pytest.raises(InputError, match=r"^m: "):
+            from_json(bytes(damaged), "m")
+    edited = data.replace(b'"passed": true', b'"passed": false', 1)
+    assert edited != data
+    message = "m: is damaged, or was edited (its digest is of other content). Fetch the bundle again."
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        from_json(edited, "m")
 
 
 def test_a_key_missing_for_its_default_is_no_problem() -> None:

@@ -118,32 +118,6 @@ def test_flags_and_profile(world, source, placed):
     assert world.names().index("set_calibration_profile") < world.names().index("build")
 
 
-def test_a_cache_is_enough(world):
-    native = Native(world)
-    world.during_build(native.calibrate)
-    engine = quantized(NativeCalibration(cache=CACHE))
-    assert native.cache == CACHE
-    assert native.batches == []
-    assert "implicit quantization: ranges taken from a calibration cache" in engine.notes
-
-
-def test_a_cache_that_tensorrt_does_not_take_is_an_error(world):
-    native = Native(world)
-
-    def refuse_and_ask():
-        native.calibrate()
-        address, name = (ctypes.c_void_p * 1)(), ctypes.create_string_buffer(b"image")
-        names = (ctypes.c_void_p * 1)(ctypes.addressof(name))
-        arguments = ctypes.addressof(address), ctypes.addressof(names), 1
-        assert stub.invoke(world.calibrator[-1], GET_BATCH, *arguments) & 0xFF == 0
-
-    world.during_build(refuse_and_ask)
-    with pytest.raises(
-        errors.InputError, match=r"must be of this TensorRT and algorithm .*TRT-8601-EntropyCalibration2"
-    ):
-        quantized(NativeCalibration(cache=CACHE))
-
-
 def test_an_error_in_the_data_is_raised_after_the_build(world, source, placed, monkeypatch):
     def broken(array):
         raise OSError("the disk is gone")

@@ -351,6 +351,12 @@ def test_a_baseline_that_guesses_is_a_warning() -> None:
     right = scores.argmax(1)
     metrics, _ = measure({"y": scores}, {"y": scores}, right, Limits())
     assert near_chance(metrics, replace(checked, labels=right)) == ()
+    few = np.zeros(10, np.int64)  # the interval of 9 of 10 reaches down to guessing's 8 of 10
+    few[8:] = 1
+    answers = np.eye(4, dtype=np.float32)[[*few[:9], 0]]
+    small = replace(checked, reference={"y": answers}, labels=few, samples=10)
+    metrics, _ = measure({"y": answers}, {"y": answers}, few, Limits())
+    assert near_chance(metrics, small) == ()
     never = (scores.argmax(1) + 1) % 4
     metrics, _ = measure({"y": scores}, {"y": scores}, never, Limits())
     assert near_chance(metrics, replace(checked, labels=never))

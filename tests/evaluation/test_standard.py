@@ -203,7 +203,7 @@ def of_category(number: int) -> Labels:
         ("top5", {"y": ONES}, np.zeros((4, 2)), {},
          "needs scores [S, C] and a class for each sample (got [4, 3] and [4, 2])."),
         ("top5", {"y": ONES}, None, {}, "needs labels of one array (got none). See check.labels."),
-        ("top5", {"y": ONES}, np.zeros(4), {"output": "z"}, "needs an output z (got y). Name another in args."),
+        ("top5", {"y": ONES}, np.zeros(4), {"output": "z"}, "needs an output z (got y). Name another in args: output."),
         ("miou", {"y": ONES}, np.zeros((4, 3, 3), np.int64), {},
          "needs an output [S, C, H, W] or [S, H, W] (got [4, 3]). Name it in args: output."),
         ("miou", {"y": np.ones((4, 2, 6, 6))}, np.zeros((4, 3, 3), np.int64), {},

@@ -40,8 +40,8 @@ BROKEN = [
     ([("  args: {}", "  args: {}\n  zzz: 1")],
      ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, quantized, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
-     ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
-      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min, confident or metrics (got cosin_min). Did you mean cosine_min?"]),
+     ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, cosine_worst_min, max_abs_max, relative_l2_max, "
+      "sqnr_db_min, top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min, confident or metrics (got cosin_min). Did you mean cosine_min?"]),
     ([("name: digits\n", "")], ["job.yaml:1: name: must be given (got nothing)."]),
     ([(INPUT, "{dtype: float32, N: {min: 1, opt: 8, max: 32}}")], ["job.yaml:7: inputs.image.shape: must be given (got nothing)."]),
     # types and words

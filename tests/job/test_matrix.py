@@ -88,7 +88,8 @@ def test_versions_in_a_list_are_taken_as_written(tmp_path):
          ["jobs.yaml:3: matrix.target: must be a list of values, or a mapping of labels to values "
           "(got 'onnxruntime')."]),
         ("name: a\nmatrix:\n  precision: [fp17]\n",
-         ["jobs.yaml:3: matrix.precision[0]: must be one of fp32, fp16, bf16, int8, int8_fp16, int8_bf16, or a mapping "
+         ["jobs.yaml:3: matrix.precision[0]: must be one of fp32, fp16, bf16, int8, int8_fp16, int8_bf16, "
+          "fp8, fp8_fp16, fp8_bf16, or a mapping "
           "(got 'fp17'). Did you mean fp16?"]),
         ("name: a\nmatrix:\n  model: [{factory: x}]\n",
          ["jobs.yaml:3: matrix.model[0]: must have a label when it is not plain text or a number "

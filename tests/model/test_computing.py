@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,12 +118,31 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(monkeypatch):
         wanted_device()
     assert str(raised.value) == (
         "--device or TRTPIPE_DEVICE: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build "
-        "and NVIDIA's driver, "
-        "or leave it out."
+        "and NVIDIA's driver, or leave it out."
     )
     monkeypatch.setenv(VARIABLE, "gpu")
     with pytest.raises(InputError, match=r"^TRTPIPE_DEVICE: must be cpu or cuda \(got 'gpu'\)\. Unset it"):
         wanted_device()
+
+
+def test_a_driver_that_is_too_old_for_pytorch_is_said_as_that(monkeypatch):
+    """In PyTorch's own words (c10/cuda/CUDAFunctions.cpp), which are in what is installed."""
+    words = b"The NVIDIA driver on your system is too old (found version "
+    assert all(words in p.read_bytes() for p in Path(torch.__file__).parent.glob("lib/libc10_cuda.*"))
+
+    def init():
+        raise RuntimeError(f"{words.decode()}12020). Please update your GPU driver by downloading and installing a new")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv(VARIABLE, "cuda")
+    with pytest.raises(MissingError) as raised:
+        wanted_device()
+    assert str(raised.value) == (
+        "--device or TRTPIPE_DEVICE: must be cpu where PyTorch sees no GPU (got cuda; the NVIDIA driver is for CUDA "
+        "12.2, too old for this PyTorch, which needs 13.0). Update the driver, or leave it out."
+    )
 
 
 @pytest.fixture

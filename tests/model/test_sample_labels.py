@@ -233,6 +233,10 @@ def test_a_sample_that_is_labelled_twice_is_refused(tmp_path: Path, kind: str) -
          "bbox, category_id) (got KeyError: 'images')."),
         ("a.json", b'{"images": [], "annotations": []}',
          "must list each image, its file_name as below check.images (got none for cat/a.png)."),
+        ("a.json", b'{"images": [{"id": 1, "file_name": "b.jpg", "width": 2, "height": 2}], "annotations": '
+         b'[{"id": 7, "image_id": 4242, "bbox": [0, 0, 1, 1], "category_id": 1}]}',
+         "must list the image of each annotation (got none of id 4242). Leave its annotations out with it, or list "
+         "it."),
         ("a.csv", b"b.jpg,1\n", "must have a line for each sample (got none for cat/a.png). The first column is a "
          "sample's name, as below check.images."),
         ("a.csv", b"b.jpg,1\ncat/a.png,cat\n",

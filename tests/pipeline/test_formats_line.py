@@ -16,6 +16,7 @@ from trtpipe.pipeline.tune import tune
 from trtpipe.progress import Silent
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import Device
+from trtpipe.trt.formats import lacking
 
 MODULE = """
 import torch
@@ -83,6 +84,7 @@ def device(compute_capability):
         ("mixed", "{fp8_mode: true, int8_mode: true, formats: {stem: int8, q: int8}}", "8.9", {"fp8", "int8"}),
         # FP8 was asked for and nothing got it: an Ampere GPU runs the engine.
         ("asked", "{fp8_mode: true, int8_mode: true, formats: {'*': int8}}", None, {"int8"}),
+        ("named", "{fp16_mode: true, fp8_mode: true, formats: {q: fp8}}", "8.9", {"fp8"}),
         ("int4", "{fp16_mode: true, weights: int4}", None, {"int4"}),
         ("nvfp4", "{nvfp4_mode: true, fp8_mode: true}", "12.0", {"nvfp4", "fp8"}),
     ],
@@ -108,8 +110,13 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
     below = {"8.0": "7.5", "8.9": "8.6", "12.0": "8.9"}[least]
     refused = [p for p in problems(manifest, device(below)) if p.startswith("compute capability")]
     what = "8.0 (Ampere)" if floor is None else f"{floor}, whose number formats it needs,"
+    absent = lacking(formats, below)
+    assert absent == (
+        () if formats == {"int8"} else ("NVFP4",) if floor == "12.0" else ("FP8",) if floor else ("INT4",)
+    )
+    without = f", without {absent[0]}, which {below} does not have" if absent else ""
     assert refused == [
-        f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device."
+        f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device{without}."
     ]
     assert not [p for p in problems(manifest, device(least)) if p.startswith("compute capability")]
 
@@ -157,9 +164,6 @@ def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):
          "precision.formats.stem: must be a number format that is on (got fp8). Add precision.fp8_mode: true."),
         ("{int8_mode: true, formats: {stem: int4}}", "{}",
          "precision.formats.stem: must be a number format that is on (got int4). Add precision.weights: int4."),
-        ("{int8_mode: true, formats: {stem: int8}}", "{}",
-         "precision.formats: must choose among several formats that are on (got int8). Add another format, or use "
-         "precision.keep."),
         ("{weights: int3}", "{}", "precision.weights: must be int4 or nvfp4 (got 'int3'). Did you mean int4?"),
     ],
 )  # fmt: skip

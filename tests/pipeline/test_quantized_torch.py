@@ -123,6 +123,11 @@ def test_calibrated_anew_when_asked_for(tmp_path: Path) -> None:
             {"model": {"program": "net.pt2", "quantized": True}, "calibration": None},
             "model.quantized: must be given only with factory (got quantized with program). Remove quantized.",
         ),
+        (
+            {"model": FACTORY, "calibration": None, "precision": {"fp8_mode": True, "int8_mode": True}},
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
+            "(got int8_mode, fp8_mode). Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+        ),
     ],
 )
 def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -241,6 +241,18 @@ def test_a_module_is_kept_in_the_other_8_bits_where_those_are_clearly_better():
     assert found.kept == {"a", "b", "c", "d", "e", "f"}
 
 
+def test_what_lies_in_a_module_that_is_kept_wider_is_not_named():
+    """Its keep takes all that is inside."""
+
+    def one(path, int8=None, half=36.0):
+        return ModuleSensitivity(path, "", "linear", 1.0, 30.0, half, 1, int8_sqnr_db=int8)
+
+    found = keeping(Candidate("minmax"), [one("blocks.0"), one("blocks.0.mlp", int8=36.0), one("blocks.01", int8=36.0)])
+    assert found == Candidate("minmax", half=("blocks.0",), int8=("blocks.01",))
+    found = keeping(Candidate("minmax"), [one("blocks.0", half=30.0), one("blocks.0.mlp")])
+    assert found == Candidate("minmax", fp32=("blocks.0",))
+
+
 def test_what_is_inside_a_kept_module_is_kept_too():
     def named(path):
         return ModuleSensitivity(path, "", "linear", 1.0, 1.0, None, 1)

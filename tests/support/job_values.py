@@ -44,6 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "build.allow_torch_fallback": {"build.allow_torch_fallback": True},
     "check.limits": {"check.limits": {"max_abs_max": 1.0}},
     "check.limits.cosine_min": {"check.limits": {"cosine_min": 0.5}},
+    "check.limits.cosine_worst_min": {"check.limits": {"cosine_worst_min": 0.5}},
     "check.limits.max_abs_max": {"check.limits": {"max_abs_max": 1.0}},
     "check.limits.relative_l2_max": {"check.limits": {"relative_l2_max": 1.0}},
     "check.limits.sqnr_db_min": {"check.limits": {"sqnr_db_min": 1.0}},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -109,9 +109,9 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
     return tuple(keys)
 
 
-def configured_key(environment: Mapping[str, str] | None = None) -> Path | None:
+def configured_key() -> Path | None:
     """The file of trusted keys on this device: $TRTPIPE_PUBLIC_KEY, else /etc/trtpipe/trusted.pub if it exists."""
-    named = (os.environ if environment is None else environment).get(KEY_VARIABLE)
+    named = os.environ.get(KEY_VARIABLE)
     if named:
         return Path(named)
     return DEVICE_KEYS if os.path.lexists(DEVICE_KEYS) else None

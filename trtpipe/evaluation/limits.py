@@ -14,7 +14,7 @@ from trtpipe.values import Metric
 #: limit of the job -> metric
 METRIC_OF_LIMIT: Mapping[str, str] = {
     f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
-    for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
+    for metric in ("cosine", "cosine_worst", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
 }
 #: What the figures of a job's own metric end in: the baseline's, that of what was executed, and what was lost.
 BASELINE, ENGINE, DROP = "_baseline", "_engine", "_drop"

@@ -239,14 +239,14 @@ def detections(
     Raises:
         Unfit: they are of other shapes.
     """
-    corners, certain = _one(outputs, boxes), _one(outputs, scores)
+    corners, certain = _one(outputs, boxes, "boxes"), _one(outputs, scores, "scores")
     if corners.ndim != 3 or corners.shape[2] != 4 or certain.shape[:2] != corners.shape[:2]:
         raise Unfit(f"needs boxes [S, K, 4] and scores of the same K (got {_shape(corners)} and {_shape(certain)})")
     certain = certain.astype(np.float64)
     no_box = np.isnan(certain) if is_logits(certain) else np.isnan(certain) | (certain == 0)
     certain = np.where(no_box, -np.inf, certain)
     if certain.ndim == 2:
-        return corners, certain, _category_ids(_one(outputs, classes), categories)
+        return corners, certain, _category_ids(_one(outputs, classes, "classes"), categories)
     many = certain.shape[2]
     if categories is not None and len(categories) != many:
         raise Unfit(
@@ -275,11 +275,11 @@ def _width_height(box: Array) -> list[float]:
     return [x0, y0, x1 - x0, y1 - y0]
 
 
-def _one(outputs: Outputs, name: str | None) -> Array:
+def _one(outputs: Outputs, name: str | None, given_by: str = "output") -> Array:
     if name is None:
         return next(iter(outputs.values()))
     if name not in outputs:
-        raise Unfit(f"needs an output {name} (got {', '.join(outputs)}). Name another in args")
+        raise Unfit(f"needs an output {name} (got {', '.join(outputs)}). Name another in args: {given_by}")
     return outputs[name]
 
 

@@ -51,7 +51,9 @@ class BuildOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     compute_capability: tuple[ComputeCapability, ...] = Field(
-        default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
+        default=(),
+        description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later (with FP8 8.9, with "
+        "NVFP4 12.0)",
     )
     platform: PlatformName | None = Field(
         default=None, description="the device the engine is for; the job is held against what it can do"

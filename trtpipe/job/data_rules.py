@@ -21,6 +21,8 @@ from trtpipe.job.broken import (
 )
 from trtpipe.job.sections import (
     BUILT_IN_METRICS,
+    INT8_ALONE,
+    OR_RECALIBRATE,
     SHARE_LIMITS,
     Build,
     Calibration,
@@ -40,6 +42,9 @@ def calibrated(precision: Precision, calibration: Calibration | None, model: Mod
     if precision.calibrated and calibration is None and not own:
         hint = "Add calibration.images, or calibration.table."
         yield Broken(("calibration",), f"be given when precision.{precision.quantizing_key} is true", "none", hint)
+    kept = model.quantized and not (calibration is not None and calibration.recalibrate)
+    if kept and precision.on != ("int8_mode",):
+        yield Broken(("precision",), INT8_ALONE, ", ".join(precision.on) or "none", OR_RECALIBRATE)
 
 
 def calibrated_by_tensorrt(build: Build, calibration: Calibration | None) -> Iterator[Broken]:

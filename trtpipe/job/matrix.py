@@ -34,7 +34,7 @@ SHORT: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("calibration", "algorithm"),
     "weights": ("model", "weights"),
 }
-_MODES = ("fp16_mode", "bf16_mode", "int8_mode")
+_MODES = ("fp16_mode", "bf16_mode", "int8_mode", "fp8_mode")
 #: What the axis `precision` may be written as.
 PRECISIONS: Mapping[str, Mapping[str, bool]] = {
     label: {mode: mode in on for mode in _MODES}
@@ -45,6 +45,9 @@ PRECISIONS: Mapping[str, Mapping[str, bool]] = {
         "int8": ("int8_mode",),
         "int8_fp16": ("int8_mode", "fp16_mode"),
         "int8_bf16": ("int8_mode", "bf16_mode"),
+        "fp8": ("fp8_mode",),
+        "fp8_fp16": ("fp8_mode", "fp16_mode"),
+        "fp8_bf16": ("fp8_mode", "bf16_mode"),
     }.items()
 }
 #: More jobs than this in one file are a mistake.

@@ -154,7 +154,7 @@ def _precision(precision: Precision) -> Iterator[Broken]:
 
 
 def _formats(precision: Precision) -> Iterator[Broken]:
-    """What `precision.formats` names must be on, and there must be a choice."""
+    """What `precision.formats` names must be on."""
     on = {*precision.modes, *filter(None, [precision.weights])}
     for glob, name in precision.formats.items():
         if name not in on:
@@ -165,10 +165,6 @@ def _formats(precision: Precision) -> Iterator[Broken]:
             beside = not four or (key.endswith("true") and name != "nvfp4")  # a job has one format of 4 bits
             hint = f"Add precision.{key}." if beside else f"It cannot be beside precision.{four}: choose one."
             yield Broken(("precision", "formats", glob), "be a number format that is on", name, hint)
-    if precision.formats and len(on) == 1 and on.issuperset(precision.formats.values()):
-        (only,) = on
-        hint = "Add another format, or use precision.keep."
-        yield Broken(("precision", "formats"), "choose among several formats that are on", only, hint)
 
 
 def _route(build: Build, precision: Precision, model: ModelSource) -> Iterator[Broken]:

@@ -219,7 +219,12 @@ class MetricLimits(Section):
 class Limits(Section):
     """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
 
-    cosine_min: float | None = Field(default=None, ge=-1, le=1, description="cosine similarity with the baseline")
+    cosine_min: float | None = Field(
+        default=None, ge=-1, le=1, description="cosine similarity with the baseline, mean of the samples"
+    )
+    cosine_worst_min: float | None = Field(
+        default=None, ge=-1, le=1, description="cosine similarity with the baseline of the worst sample"
+    )
     max_abs_max: float | None = Field(default=None, ge=0, description="largest absolute difference")
     relative_l2_max: float | None = Field(default=None, ge=0, description="|engine - baseline| / |baseline|")
     sqnr_db_min: float | None = Field(default=None, description="signal to quantization noise ratio, dB")
@@ -271,6 +276,11 @@ class KeepGlobs(Section):
     bf16: tuple[str, ...] = Field(default=(), description="stay in BF16 instead of a quantized format")
 
 
+#: What a job must ask for whose model is quantized already, and what to do where it does not.
+INT8_ALONE = "be int8_mode, without other number formats, for a model that is quantized to INT8 already"
+OR_RECALIBRATE = "Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+
+
 class Precision(Section):
     """What the engine computes in; torch2trt's own words."""
 
@@ -303,6 +313,11 @@ class Precision(Section):
     def calibrated(self) -> bool:
         """Whether activations are quantized, so that a calibration table is needed."""
         return bool(self.modes)
+
+    @property
+    def on(self) -> tuple[str, ...]:
+        """The keys of the number formats that are on."""
+        return tuple(k for k in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(self, k))
 
     @property
     def quantizing_key(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,11 +47,28 @@ def wanted_device() -> str:
     if torch.cuda.is_available():
         return CUDA
     if name == "cuda":
+        why = old_driver()
+        step = "Update the driver" if why else "Install PyTorch's CUDA build and NVIDIA's driver"
+        got = f"cuda; {why}" if why else "cuda"
         raise MissingError(
-            f"--device or {VARIABLE}: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build "
-            "and NVIDIA's driver, or leave it out."
+            f"--device or {VARIABLE}: must be cpu where PyTorch sees no GPU (got {got}). {step}, or leave it out."
         )
     return CPU
+
+
+def old_driver() -> str:
+    """Of what CUDA the driver is, and of what this PyTorch, where PyTorch sees no GPU as the driver is too old for it;
+    a clause without a full stop, empty where that is not why."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # the latter of a build without CUDA
+        found = re.search(r"driver on your system is too old \(found version (\d+)\)", str(error))
+        if found and torch.version.cuda:
+            cuda = f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}"
+            return f"the NVIDIA driver is for CUDA {cuda}, too old for this PyTorch, which needs {torch.version.cuda}"
+    return ""
 
 
 def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Callable[[str], None]) -> str:

@@ -188,6 +188,9 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: 
         sizes = {image["id"]: (int(image["width"]), int(image["height"])) for image in images.values()}
         by_image: dict[object, list[JsonObject]] = {image: [] for image in sizes}
         for annotation in data["annotations"]:
+            if annotation["image_id"] not in by_image:
+                hint = "Leave its annotations out with it, or list it."
+                raise _fault(path, "list the image of each annotation", f"none of id {annotation['image_id']}", hint)
             by_image[annotation["image_id"]].append(annotation)
         counts = Counter(PurePosixPath(name).name for name in images)
         short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}

@@ -178,6 +178,8 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
     """What to do about a model that does not run on the declared inputs, their dynamic dimensions at `sizes`."""
     import torch
 
+    if isinstance(error, ImportError):
+        return "Install what it imports, or put that beside the job file."
     try:
         inspect.signature(module.network.forward).bind(*inputs)
     except TypeError:

@@ -44,6 +44,8 @@ OTHER_PRODUCTS = {
     "dot": "a product with one vector gains nothing", "addbmm": "a sum of products has no Q/DQ rule",
     "conv_transpose3d": "a transposed convolution in three dimensions has no Q/DQ rule",
 }  # fmt: skip
+#: What TensorRT computes as a matrix product.
+MATRIX_PRODUCTS = ("linear", *MATMULS, *(n for n in OTHER_PRODUCTS if not n.startswith("conv")))
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 

@@ -49,9 +49,9 @@ def rows(past: Sequence[Past]) -> Iterator[str]:
         why = "; ".join(p.outcome.reasons) if p.outcome.outcome == "built" else ""
         if p.outcome.outcome == "error":
             why = first_line(p.outcome.error)
-        word = p.outcome.outcome if p.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
+        word = p.outcome.outcome if p.outcome.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
         yield f"{p.run:>5}  {p.recorded:<20}  {word:<9}  {'  '.join(values)}  {why}".rstrip()
-    if any(not p.green for p in past):
+    if any(not p.outcome.green for p in past):
         yield "! not green: a failed check or a regression"
 
 
@@ -68,7 +68,7 @@ def svg(name: str, past: Sequence[Past]) -> bytes:
         drawing = Figure(figsize=(8, 1.6 * max(1, len(shown)) + 0.6), layout="constrained")
         axes = drawing.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
         for axis, (figure, title, factor) in zip(axes, shown, strict=False):
-            points = [(p.run, figures(p)[figure] * factor, p.green) for p in past if figure in figures(p)]
+            points = [(p.run, figures(p)[figure] * factor, p.outcome.green) for p in past if figure in figures(p)]
             axis.plot([x for x, _, _ in points], [y for _, y, _ in points], color="#4477aa", linewidth=1)
             for green, marker, color in ((True, "o", "#228833"), (False, "X", "#cc3311")):
                 chosen = [(x, y) for x, y, g in points if g == green]

@@ -16,7 +16,16 @@ from trtpipe.batching import KEPT_SAMPLES, joined, unranked
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import Golden
-from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, TIMING_CACHE, Manifest, describe_engine
+from trtpipe.bundle.manifest import (
+    CALIBRATION,
+    GOLDEN,
+    GRAPH,
+    REPORT,
+    TIMING_CACHE,
+    UNRECORDED,
+    Manifest,
+    describe_engine,
+)
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
@@ -161,7 +170,9 @@ def describe(
         inputs=lowered.inputs,
         outputs=job.as_judged(lowered.outputs),
         # A folder of timing caches is this machine's own business, and plugins lie in the bundle.
-        build=job.build.model_copy(update={**dict.fromkeys(CACHES), "plugins": tuple(plugins)}),
+        build=job.build.model_copy(
+            update={**{n: type(job.build).model_fields[n].default for n in UNRECORDED}, "plugins": tuple(plugins)}
+        ),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=lowered.layers if graph is None else read_back(lowered.layers, graph),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
 
-#: Executions of the engine that are timed, after as many that are not.
+#: Executions of the engine that are timed, and those before them that are not.
 ROUNDS, WARM_UP = 200, 10
 
 

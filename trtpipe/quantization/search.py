@@ -190,7 +190,8 @@ class _Search:
         self.sensitivity = self.laboratory.rank(base.algorithm)
         ranked = [m for m in self.sensitivity.modules if m.module]
         if len(ranked) < len(self.sensitivity.modules):
-            self.notes.append("operations outside any module cannot be named in precision.keep; they stay quantized")
+            outside = "operations outside any module cannot be named in precision.keep; they stay quantized"
+            self.notes += [outside] if outside not in self.notes else []
             return base, ranked
         while ranked and not left(self.sensitivity.modules, [m.module for m in ranked]):
             ranked.pop()
@@ -283,15 +284,21 @@ def up(steps: Mapping[str, int], modules: Iterable[ModuleSensitivity]) -> dict[s
 
 
 def kept_at(base: Candidate, ranked: Iterable[ModuleSensitivity], steps: Mapping[str, int]) -> Candidate:
-    """`base` with each module kept so many steps up its `ladder`."""
+    """`base` with each module kept so many steps up its `ladder`; what lies in a module that is kept wider is kept with
+    that one, and not named."""
     kept: dict[Wider, list[str]] = {
         "fp8": [*base.fp8], "int8": [*base.int8], "half": [*base.half], "fp32": [*base.fp32]
     }  # fmt: skip
     for m in ranked:
         if taken := steps.get(m.module):
             kept[ladder(m)[taken - 1][0]].append(m.module)
-    fp8, int8, half, fp32 = (tuple(modules) for modules in kept.values())
-    return replace(base, fp8=fp8, int8=int8, half=half, fp32=fp32)
+    half = _outside(kept["half"], kept["fp32"])
+    fp8, int8 = (_outside(kept[name], [*half, *kept["fp32"]]) for name in ("fp8", "int8"))
+    return replace(base, fp8=fp8, int8=int8, half=half, fp32=tuple(kept["fp32"]))
+
+
+def _outside(modules: Iterable[str], containers: Sequence[str]) -> tuple[str, ...]:
+    return tuple(m for m in modules if not any(m.startswith(f"{c}.") for c in containers))
 
 
 def keeping(base: Candidate, modules: Sequence[ModuleSensitivity]) -> Candidate:
@@ -313,7 +320,8 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def pareto(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Trials that no other beats or equals in share of INT8, size and SQNR while beating it in one; NaN never stays."""
+    """Trials that no other beats or equals in quantized MACs, size, SQNR and latency (where it was measured) while
+    beating it in one; NaN never stays."""
 
     def figures(t: Trial) -> tuple[float, ...]:
         speed = 0.0 if t.latency_ms is None else -t.latency_ms

@@ -32,7 +32,8 @@ def page(name: str, tuned: Tuned, limits: Limits) -> str:
     given = ", ".join(f"{k} {exact(v)}" for k, v in limits.given.items())
     parts = [f"# {name}: tuning", verdict(tuned) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
-        "A `*` marks the Pareto front: no other trial is as good in quantized MACs, size and SQNR and better in one. "
+        "A `*` marks the Pareto front: no other trial is as good in quantized MACs, size, SQNR and "
+        "latency (where it was measured) and better in one. "
         "Sizes are those of the Q/DQ graph; of several outputs the worst one's figures are shown. All trials saw the "
         "same check samples, so the best of them is flattered a little: samples that no trial has seen would say by "
         "how much."

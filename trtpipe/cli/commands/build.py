@@ -22,7 +22,6 @@ from trtpipe.cli.commands.options import (
     jobs_argument,
     json_option,
     loudness_options,
-    one_loudness,
     out_option,
     refuse_cpu,
     refuse_unused,
@@ -160,7 +159,6 @@ def run_tasks(
 
     With several, one that fails is said and the others still run. The engine is held against that of `replay`.
     """
-    one_loudness(verbose, quiet)
     codes: list[ExitCode] = []
     results: list[JsonObject] = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:

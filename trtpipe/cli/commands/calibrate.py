@@ -14,7 +14,7 @@ from trtpipe.cli.commands.options import (
     device_option,
     jobs_argument,
     json_option,
-    one_loudness,
+    loudness_options,
     set_option,
 )
 from trtpipe.errors import SUCCESS, ExitCode
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 @device_option
 @set_option
 @json_option
-@click.option("-v", "--verbose", count=True, help="Show what the stages log; -vv all of it.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only where the table is.")
+@loudness_options
 def command(
     jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: int, quiet: bool
 ) -> ExitCode:
@@ -47,7 +46,6 @@ def command(
 
     Beside the table its histograms are written, from which tables are merged and other algorithms computed.
     """
-    one_loudness(verbose, quiet)
     loaded = load_jobs(jobs, overrides, verbose, purpose="calibrate")
     single = out.suffix.lower() == ".json"
     if single and len(loaded) > 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -191,16 +192,17 @@ def refuse_cpu(because: str) -> None:
 
 
 def loudness_options(function: F) -> F:
-    """`-v` (repeatable) and `-q`."""
+    """`-v` (repeatable) or `-q`; UsageError when both are given."""
+
+    @functools.wraps(function)
+    def one(*args: Any, verbose: int, quiet: bool, **options: Any) -> Any:
+        if verbose and quiet:
+            raise click.UsageError("--verbose must not be given with --quiet.")
+        return function(*args, verbose=verbose, quiet=quiet, **options)
+
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
-    return verbose(quiet(function))
-
-
-def one_loudness(verbose: int, quiet: bool) -> None:
-    """UsageError when both are given."""
-    if verbose and quiet:
-        raise click.UsageError("--verbose must not be given with --quiet.")
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the result.")
+    return cast("F", verbose(quiet(one)))
 
 
 def tls_options(function: F) -> F:
@@ -245,7 +247,7 @@ def diagnose_option(function: F) -> F:
         show_default=True,
         type=Seconds(),
         metavar="SECONDS",
-        help="After a failed INT8 check, how long to look for the modules to blame; 0: not at all.",
+        help="After a failed check of a quantized engine, how long to look for the modules to blame; 0: not at all.",
     )(function)
 
 

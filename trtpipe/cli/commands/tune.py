@@ -8,7 +8,14 @@ import click
 
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile, device_option, json_option, out_option, set_option
+from trtpipe.cli.commands.options import (
+    OutputFile,
+    device_option,
+    json_option,
+    loudness_options,
+    out_option,
+    set_option,
+)
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.dump import write_job
 from trtpipe.outputs import require_apart, require_writable_file
@@ -36,8 +43,7 @@ from trtpipe.report import tune_page
 @device_option
 @set_option
 @json_option
-@click.option("-v", "--verbose", count=True, help="Show what the stages log.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only the result.")
+@loudness_options
 def command(
     job: Path,
     out: Path,
@@ -48,7 +54,7 @@ def command(
     verbose: int,
     quiet: bool,
 ) -> ExitCode:
-    """Meet check.limits of JOB with as little as possible out of INT8; write the job that does.
+    """Meet check.limits of JOB with as little as possible out of its number formats; write the job that does.
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
     """

@@ -10,7 +10,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines, trusted
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
-from trtpipe.runtime.compatibility import admit, failure, problems, remarks
+from trtpipe.runtime.compatibility import admit, another_model, failure, problems, remarks
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import open_model
@@ -45,7 +45,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> Exit
     for line in mismatches:
         console.out(f"mismatch: {line}")
     if not mismatches:
-        console.out("fits this device")
+        sure = not another_model(manifest.engine, device)
+        console.out("fits this device" if sure else "loads on this device, and is built for another model of GPU")
     for line in notes:
         console.out(f"note: {line}")
     if failed:
