@@ -115,9 +115,8 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
         () if formats == {"int8"} else ("NVFP4",) if floor == "12.0" else ("FP8",) if floor else ("INT4",)
     )
     without = f", without {absent[0]}, which {below} does not have" if absent else ""
-    assert refused == [
-        f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device{without}."
-    ]
+    step = f"Build the bundle for this device{without}."
+    assert refused == [f"compute capability: the engine runs on {what} and later (got {below}). {step}"]
     assert not [p for p in problems(manifest, device(least)) if p.startswith("compute capability")]
 
 
