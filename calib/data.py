@@ -7,6 +7,7 @@ Image decoding and transforms are torchvision's, on PIL images; nothing here imp
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -31,14 +32,32 @@ from calib.samples import (
 )
 from calib.types import Array
 
+#: Labels are int64.
+_PAST_LABELS = 1 << 63
+
 
 class Source:
-    """Drawn samples, which can be batched any number of times, in the same order each time."""
+    """Drawn samples, which can be batched any number of times, in the same order each time.
+
+    Raises:
+        CalibError: a label is no int64.
+    """
 
     def __init__(self, origin: Origin, inputs: Sequence[InputSpec], drawn: Sequence[int], workers: int = 0) -> None:
         self.names = tuple(i.name for i in inputs)
         self._origin, self._inputs, self._drawn, self._workers = origin, tuple(inputs), tuple(drawn), workers
         self.skipped: tuple[str, ...] = ()
+        for name, label in zip(origin.ids, origin.labels or (), strict=False):
+            if not -_PAST_LABELS <= label < _PAST_LABELS:
+                raise CalibError(
+                    f"{name}: a label must be a class from 0, or -1 where it is unknown (got {label}). Save labels as "
+                    "int64."
+                )
+
+    @property
+    def total_count(self) -> int | None:
+        """How many samples there are to draw from; None of an iterable, of which no more are read than are used."""
+        return None if self._origin.sequential else len(self._origin.ids)
 
     @property
     def sample_count(self) -> int:
@@ -91,6 +110,12 @@ class Source:
         if have is None or self._origin.labels is None:
             raise CalibError("labels: the samples have no class names. Give images in one folder for each class.")
         if unknown := [c for c in have if c not in names]:
+            alike = {unicodedata.normalize("NFC", n) for n in names}
+            if odd := [c for c in unknown if unicodedata.normalize("NFC", c) in alike]:
+                raise CalibError(
+                    f"labels: every class folder must be a class of the model (got {odd[0]}, which looks like one and "
+                    "is another Unicode form of it, as folders from macOS are). Write both alike: NFC."
+                )
             by = f", by {given_by}" if given_by else ""
             raise CalibError(
                 f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"

@@ -146,7 +146,7 @@ class CalibrationTable:
         if names:
             made_so = {"algorithm", "percentile"}.issuperset(names)
             step = "Leave it out of the job, or calibrate again." if made_so else "Calibrate again."
-            raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). {step}")
+            raise CalibError(f"{where}: must belong to this job (got one for other {', '.join(names)}). {step}")
 
     def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.

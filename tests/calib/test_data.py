@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import save_file
 
 from calib.data import draw, open_source
 from calib.errors import CalibError
@@ -397,3 +398,30 @@ def test_pictures_that_are_not_read_are_named(tmp_path, classes):
 def test_a_folder_of_images_alone_has_none_beside(tmp_path):
     (tmp_path / "a.png").touch()
     assert unread("photos", tmp_path, classes=True) == ()
+
+
+@pytest.mark.parametrize("label", [1 << 63, (1 << 64) - 1, -(1 << 63) - 1, 1 << 70])
+@pytest.mark.parametrize("way", ["npz", "safetensors", "factory", "by name"])
+def test_a_label_that_is_no_int64(tmp_path, monkeypatch, label, way):
+    """As -1 becomes in an unsigned type."""
+    x, inputs = np.zeros((3, 2), np.float32), (InputSpec("x", "float32", (2,)),)
+    text = r"\[\d\]: a label must be a class from 0, or -1 where it is unknown \(got -?\d+\)\. Save labels as int64\.$"
+    if way in ("npz", "safetensors"):
+        path = tmp_path / f"a.{way}"
+        save = np.savez if way == "npz" else lambda path, **arrays: save_file(arrays, path)
+        save(path, x=x, labels=np.array([0, 1, min(max(label, 1 << 63), (1 << 64) - 1)], np.uint64))
+        spec = DataSpec(arrays=str(path))
+    elif way == "factory":
+        (tmp_path / "labels_of_any_size.py").write_text(
+            f"import numpy as np\ndef make():\n    return [(np.zeros(2, np.float32), {label})] * 3\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        spec = DataSpec(factory="labels_of_any_size:make")
+    else:
+        np.save(tmp_path / "a.npy", x)
+        source = open_source(DataSpec(arrays=str(tmp_path / "a.npy")), inputs)
+        with pytest.raises(CalibError, match=text):
+            source.labelled(dict.fromkeys(source.ids, label))
+        return
+    with pytest.raises(CalibError, match=text):
+        open_source(spec, inputs)

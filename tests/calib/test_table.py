@@ -117,7 +117,7 @@ def test_a_table_fits_its_own_job_alone():
     assert made(algorithm="percentile").changed(job, "percentile", 99.0) == ("percentile",)
     assert table.changed({**job, "transform": "t"}, "entropy_2") == ("transform",)
     message = re.escape(
-        "calibration.table: must belong to this job (got another data, weights, algorithm). Calibrate again."
+        "calibration.table: must belong to this job (got one for other data, weights, algorithm). Calibrate again."
     )
     with pytest.raises(CalibError, match=message):
         table.require("calibration.table", {"weights": "w2", "graph": "g1", "data": "d"}, "mse")
@@ -129,7 +129,7 @@ def test_a_table_fits_its_own_job_alone():
 )
 def test_of_other_weights_no_other_graph_is_claimed(digests, named):
     """The graph's digest is made of the weights too: with others it always differs."""
-    with pytest.raises(CalibError, match=rf"must belong to this job \(got another {named}\)\. Calibrate again\."):
+    with pytest.raises(CalibError, match=rf"must belong to this job \(got one for other {named}\)\. Calibrate again\."):
         made().require("calibration.table", digests, "entropy_2")
 
 

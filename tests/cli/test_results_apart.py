@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import nights
 import pytest
 import shipping
 from PIL import Image
 
-from trtpipe.cli.main import main
+from trtpipe.cli.main import COMMANDS, group, main
+from trtpipe.cli.results import results
 
 #: What the user's code does, and whether `NOISE` is then on stderr.
 PRINTS = {
@@ -145,3 +150,30 @@ def test_json_of_a_command_whose_job_prints(
     assert json.loads(printed.out)
     assert "NOISE" in printed.err
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_keeps_its_results_apart_each_time_it_is_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever wraps the function of a command, as its options may."""
+    module, _, variable = COMMANDS[name].partition(":")
+    own = getattr(importlib.import_module(module), variable)
+    seen: list[bool] = []
+
+    @functools.wraps(own.callback)
+    def work() -> None:
+        print("printed by the job's code")
+        seen.append(results() is given)
+
+    monkeypatch.setattr(own, "callback", work)
+    given, other = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", given)
+    monkeypatch.setattr(sys, "stderr", other)
+    for _ in range(2):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.callback is not None
+        command.callback()
+    assert (seen, given.getvalue()) == ([True, True], "")
+    assert other.getvalue() == "printed by the job's code\n" * 2

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,12 @@ def test_samples_without_class_names_cannot_be_numbered() -> None:
     with pytest.raises(CalibError) as caught:
         Source(listed, [InputSpec("x", "float32", (1,))], range(1)).numbered_by(["a"])
     assert str(caught.value) == ("labels: the samples have no class names. Give images in one folder for each class.")
+
+
+def test_a_class_in_another_unicode_form_is_said_to_be_that() -> None:
+    listed = Listed((unicodedata.normalize("NFD", "\u00e9t\u00e9"),), (0,))
+    with pytest.raises(CalibError, match=r"^labels: every class folder must be .* another Unicode form of it"):
+        Source(listed, [InputSpec("x", "float32", (1,))], range(1)).numbered_by(["ant", "\u00e9t\u00e9"])
 
 
 @settings(max_examples=50)

@@ -233,6 +233,19 @@ def test_a_size_of_a_range_that_the_model_cannot_take(shape: list[Any], step: st
     assert str(caught.value).endswith(f" {step}")
 
 
+def test_a_file_that_a_model_lacks_is_nothing_of_its_inputs() -> None:
+    class Full(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise OSError(28, "No space left on device", "/scratch/x")
+
+    spec = TensorSpec("x", "float32", ("N", 3), {"N": DimRange(1, 2, 4)})
+    with pytest.raises(InputError) as caught:
+        output_specs(bind(Full(), (spec,), {}, ("y",)), (spec,), {"y": "float32"})
+    assert str(caught.value).endswith(
+        " It is about a file or device that the model uses, not about its inputs: see the line above."
+    )
+
+
 def test_an_exported_program(job: Any, tmp_path: Path) -> None:
     batch = torch.export.Dim("N", min=1, max=4)
     network = torch.nn.Linear(4, 3)

@@ -18,7 +18,7 @@ from calib.images import geometry
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
-from trtpipe.model.labels import classes_of, labels_of, names_classes
+from trtpipe.model.labels import classes_of, labels_of, names_classes, require_rows
 from trtpipe.values import Boxes
 
 IDS = ("cat/a.png", "b.jpg")
@@ -277,6 +277,21 @@ def test_rows_that_are_too_few(tmp_path: Path) -> None:
         labels_of(str(tmp_path / "a.npy"), ("x[0]", "x[3]"), None)
 
 
+@pytest.mark.parametrize(("rows", "total", "refused"), [(4, 4, False), (5, 4, True), (3, 4, True), (5, None, False)])
+def test_a_row_for_each_sample_and_no_more(tmp_path: Path, rows: int, total: int | None, refused: bool) -> None:
+    """More rows are another set's labels, and may be shifted by one."""
+    path = str(tmp_path / "a.npy")
+    np.save(path, np.zeros(rows, np.int64))
+    if not refused:
+        return require_rows(path, total)
+    with pytest.raises(InputError) as caught:
+        require_rows(path, total)
+    assert str(caught.value) == (
+        f"check.labels: {path}: must have a row for each of the 4 samples (got {rows}). Give the labels of these "
+        "samples, -1 where one is unknown."
+    )
+
+
 def test_what_a_callable_does_to_images_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         labels_of(str(masks(tmp_path / "m")), IDS, Transform(callable="net:f"))
@@ -310,5 +325,7 @@ def test_a_list_of_classes_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     path.write_bytes(b"cat\n\xff\n")
     job = SimpleNamespace(check=SimpleNamespace(labels=str(path)))
-    with pytest.raises(InputError, match=r"^check\.labels: must be a readable text file \(got 'utf-8' codec"):
+    with pytest.raises(
+        InputError, match=r"^check\.labels: must be a text file in UTF-8 \(got 'utf-8' codec.*Save it as UTF-8\.$"
+    ):
         _class_names(job, None, (), 2)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import io
@@ -92,7 +93,8 @@ class _Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
-        if (work := command.callback) is not None and not hasattr(work, "__wrapped__"):
+        if (work := command.callback) is not None:
+            command = copy.copy(command)  # the module's own stays as it is: it may be asked for again
 
             @functools.wraps(work)
             def apart(*args: Any, **options: Any) -> Any:

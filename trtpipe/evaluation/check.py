@@ -125,7 +125,8 @@ def check_engine(
     measured, more = measure(data.reference, outputs, data.labels, limits, data.batching.unranked, data.judgement)
     problems += more
     unsure = [m for m in measured if m.passed is False and not misses(m, limits)]
-    notes = list(doubtful([m for m in measured if m not in unsure], data.samples, limits))
+    labelled = None if data.labels is None else int((data.labels >= 0).sum())
+    notes = list(doubtful([m for m in measured if m not in unsure], data.samples, limits, labelled))
     if require == "engine" and executed != "engine":
         problems.append(NOT_EXECUTED)
     if damaged is not None:
@@ -145,7 +146,8 @@ def check_engine(
             f"the check cannot fail: a copy with {control.damaged} damaged ({control.how}) met every limit too. "
             "Tighten check.limits, or check on data that differ from each other"
         )
-    problems += [f"{line}. check.limits.confident asks for that" for line in doubtful(unsure, data.samples, limits)]
+    asked = doubtful(unsure, data.samples, limits, labelled)
+    problems += [f"{line}. check.limits.confident asks for that" for line in asked]
     passed = not problems and all(m.passed is not False for m in measured)
     return CheckReport(
         executed,

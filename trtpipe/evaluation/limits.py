@@ -92,19 +92,27 @@ def misses(metric: Metric, limits: Limits) -> bool:
     return bound is not None and not bound.met_by(metric.value)
 
 
-def doubtful(measured: Sequence[Metric], samples: int, limits: Limits) -> tuple[str, ...]:
-    """A line for each limit whose verdict another sample of the same data might turn round."""
+def doubtful(measured: Sequence[Metric], samples: int, limits: Limits, labelled: int | None = None) -> tuple[str, ...]:
+    """A line for each limit whose verdict another sample of the same data might turn round.
+
+    Args:
+        measured: judged figures.
+        samples: how many they are of.
+        limits: the job's.
+        labelled: how many of the samples have a class, which accuracies are of; None for all.
+    """
     better = {b.metric: b.larger_is_better for b in bounds(limits)}
     lines = []
     for m in measured:
         if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):
             continue
         meets = m.value >= m.limit if better[m.name] else m.value <= m.limit
-        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
+        counted = labelled if m.name == "accuracy_drop" and labelled is not None else samples
+        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, counted)
         more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
         lines.append(
             f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
-            f"{m.limit_text}, and {samples} samples are too few to be sure of it (95 % interval {m.interval_text}; "
+            f"{m.limit_text}, and {counted} samples are too few to be sure of it (95 % interval {m.interval_text}; "
             f"{more})"
         )
     return tuple(lines)

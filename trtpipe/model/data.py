@@ -17,7 +17,7 @@ from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
-from trtpipe.model.labels import classes_of, names_classes, require_labels
+from trtpipe.model.labels import classes_of, names_classes, require_labels, require_rows
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -51,7 +51,10 @@ def open_check(job: Job) -> Source:
 
 
 def _labelled(job: Job, source: Source) -> Source:
-    classes = None if job.check.labels is None else classes_of(job.check.labels, source.ids)
+    classes = None
+    if job.check.labels is not None:
+        classes = classes_of(job.check.labels, source.ids)
+        require_rows(job.check.labels, source.total_count)
     if classes is not None and source.labels is not None and source.classes is None:
         raise InputError(
             "check.labels: must be left out where the samples have labels of their own (got "
@@ -200,6 +203,8 @@ def _named(path: str) -> tuple[str, ...]:
     """The classes that a text file names, one a line."""
     try:
         lines = text_at_most(Path(path), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"check.labels: must be a text file in UTF-8 (got {error}). Save it as UTF-8.") from error
     except (OSError, ValueError) as error:
         raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -72,6 +72,21 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictur
     return _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
 
 
+def require_rows(path: str, total: int | None) -> None:
+    """Refuse a .npy of labels with another number of rows than there are samples: they would be another set's.
+
+    Args:
+        path: `check.labels`.
+        total: how many samples there are, drawn or not; None where that is unknown.
+
+    Raises:
+        InputError: it has more, or fewer.
+    """
+    if Path(path).suffix == ".npy" and total is not None and (rows := len(_opened(path))) != total:
+        hint = "Give the labels of these samples, -1 where one is unknown."
+        raise _fault(path, f"have a row for each of the {total} samples", f"{rows}", hint)
+
+
 def require_labels(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> None:
     """What `labels_of` would refuse, as far as the names and headers of masks show it, and all of other files.
 
@@ -272,11 +287,17 @@ def _number(text: str) -> float | None:
 
 def _rows(path: str, ids: Sequence[str]) -> Array:
     """Sample `file[7]` has row 7."""
+    array = _opened(path)
+    places = [int(m[1]) for name in ids if (m := re.search(r"\[(\d+)\]$", name))]
+    if len(places) != len(ids) or max(places, default=0) >= len(array):
+        raise _fault(path, "have a row for each sample", f"{list(array.shape)} for {ids[-1]}")
+    return np.array(array[places])
+
+
+def _opened(path: str) -> Array:
+    """The rows of a .npy, which stay on disk until they are used."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _fault(path, "be a readable .npy of plain numbers", error) from error
-    places = [int(m[1]) for name in ids if (m := re.search(r"\[(\d+)\]$", name))]
-    if len(places) != len(ids) or array.ndim == 0 or max(places, default=0) >= len(array):
-        raise _fault(path, "have a row for each sample", f"{list(array.shape)} for {ids[-1]}")
-    return np.array(array[places])
+    return np.atleast_1d(array)

@@ -180,6 +180,8 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
 
     if isinstance(error, ImportError):
         return "Install what it imports, or put that beside the job file."
+    if isinstance(error, OSError):
+        return "It is about a file or device that the model uses, not about its inputs: see the line above."
     try:
         inspect.signature(module.network.forward).bind(*inputs)
     except TypeError:
