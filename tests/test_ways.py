@@ -358,6 +358,7 @@ REMEMBERED = {
     "calib.observers._device_kernel": "whether Triton can be imported",
     "calib.observers._warn_slower": "nothing is returned: one message a process",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
+    "trtpipe.runtime.doctor._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",
     "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
 }

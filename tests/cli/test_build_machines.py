@@ -93,6 +93,7 @@ def build(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr("trtpipe.cli.commands.build.build", pipeline)
     monkeypatch.setattr("trtpipe.pipeline.validate.unimportable", lambda module: None)  # it is made up
+    monkeypatch.setattr("trtpipe.pipeline.validate.lacking_memory", lambda build, device: "")
     real = packages.package
 
     def run(name, capability, release, *settings, cuda="12.6"):

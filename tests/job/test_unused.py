@@ -29,7 +29,10 @@ check: {check}
          ("calibration: only its transform is used, by the check, since precision.int8_mode and precision.fp16_mode "
           "are false",)),
         ("fp16_mode: true", ", algorithm: mse, corrections: false", "onnxruntime", "{images: photos}",
+         ("calibration.algorithm: not used, since precision.int8_mode is false",)),
+        ("fp16_mode: true", ", algorithm: mse, corrections: true", "onnxruntime", "{images: photos}",
          ("calibration.algorithm, calibration.corrections: not used, since precision.int8_mode is false",)),
+        ("fp16_mode: true", ", corrections: false", "onnxruntime", "{images: photos}", ()),
         ("fp16_mode: true", "", "onnxruntime", "{images: photos}", ()),
         ("int8_mode: true", "", "onnxruntime", "{images: photos}", ()),
         ("int8_mode: true", ", algorithm: minmax, corrections: true", "tensorrt, quantization: implicit",

@@ -32,7 +32,7 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
     table = SimpleNamespace(
         algorithm="mse",
         percentile=99.99,
-        corrections=SimpleNamespace(steps=(1, 2)),
+        corrections=SimpleNamespace(steps=[SimpleNamespace(name=n, kept=False) for n in ("equalization", "bias")]),
         require=lambda *_: None,
         digests={},
     )
@@ -40,10 +40,12 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
     calibration = SimpleNamespace(table="a.json", algorithm="auto", percentile=99.99, corrections=True)
     assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
     calibration.corrections = False
+    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]  # each was rejected: none is in it
+    table.corrections.steps[1].kept = True
     with pytest.raises(CalibError) as caught:
         read_table(calibration, {}, "")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "a.json: must be without corrections for calibration.corrections: false (got 2 steps). Leave the key out, or "
+        "a.json: must be without corrections for calibration.corrections: false (got bias). Leave the key out, or "
         "calibrate again."
     )
 
@@ -148,8 +150,8 @@ def test_a_table_made_otherwise_than_the_job_says_is_told_before_a_model_is_load
         path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{table: t.json" + asked + "}"))
         said.append([problem.message for problem in validate(path)])
     assert said == [[], [], [
-        f"calibration.table: {tmp_path}/t.json: must belong to this job (got one for other algorithm). Leave it out of the "
-        "job, or calibrate again."
+        f"calibration.table: {tmp_path}/t.json: must belong to this job (got one for other algorithm). Leave it out of "
+        "the job, or calibrate again."
     ]]  # fmt: skip
 
 

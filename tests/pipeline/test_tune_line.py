@@ -218,6 +218,13 @@ def test_a_percentile_is_dropped_with_its_algorithm(path):
     assert again.calibration.algorithm == "mse"
 
 
+def test_a_table_stays_what_it_was_made_as(path):
+    """Beside one, `auto` is whatever algorithm and percentile that was."""
+    job = load_job(path)
+    job = job.model_copy(update={"calibration": job.calibration.model_copy(update={"table": "t.json"})})
+    assert chosen(job, Candidate("percentile", ("a",))).calibration == job.calibration
+
+
 def load_with_text(text, path):
     target = path.with_name("again.yaml")
     target.write_text(text)

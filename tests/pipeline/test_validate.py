@@ -231,7 +231,8 @@ def test_what_a_release_cannot_honour(folder):
     assert messages(path, here=False, version="8.6.1") == [
         "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode.",
         "build.compute_capability: TensorRT 8.6.1 does not support a choice of compute capabilities (got 8.6). "
-        "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility.",
+        "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility. TensorRT-RTX "
+        "has it.",
         "build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). "
         "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
     ]
@@ -351,3 +352,40 @@ def test_int8_on_the_gpu_here(folder, monkeypatch):
     told = "precision.int8_mode: NVIDIA Tegra X1 (compute capability 5.3) must compute in INT8"
     assert any(m.startswith(told) for m in messages(write(folder), overrides=overrides))
     assert not any(m.startswith(told) for m in messages(write(folder), overrides=overrides, version="10.3.0"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (["build.target=tensorrt", "build.compute_capability=[]"], True),
+        (["build.target=tensorrt_rtx", "build.compute_capability=[]"], True),
+        (["build.target=tensorrt_rtx", "build.compute_capability=['8.9']"], False),
+        (["build.target=onnxruntime", "build.compute_capability=[]"], False),
+    ],
+)
+def test_device_memory_for_the_check_is_asked_for_before_the_build(folder, monkeypatch, overrides, asked):
+    """As a kit's build and `doctor` do: it was found out after hours. A GPU that is full now may have room later."""
+    from trtpipe.runtime import doctor
+    from trtpipe.trt import driver, flavour
+
+    here = driver.Driver("13.0", (driver.Gpu(0, "NVIDIA A10", "8.6", 24 << 30),))
+    both = {"tensorrt": ("tensorrt-cu13", "11.4.0.106"), "tensorrt_rtx": ("tensorrt-rtx", "1.7.1.116")}
+    monkeypatch.setattr(driver, "probe", lambda: here)
+    monkeypatch.setattr(flavour, "installed", lambda: both)
+    monkeypatch.setattr("trtpipe.pipeline.validate.installed", lambda: both)
+    lacking = ["device memory: none works here. Install one.", ""]
+    monkeypatch.setattr(doctor, "no_memory", lambda: lacking[0])
+    doctor._require_memory.cache_clear()
+    path = write(folder)
+
+    def said(**options):
+        found = validate(path, overrides, **options)
+        return [(p.message.partition("build.target: ")[2], p.missing) for p in found if "device memory" in p.message]
+
+    assert said() == ([(lacking[0], True)] if asked else [])
+    assert said(version="10.3.0") == []
+    lacking.pop(0)
+    assert said() == []
+    lacking[0] = "device memory: is asked for once where something gives it."
+    assert said() == []
+    doctor._require_memory.cache_clear()

@@ -244,7 +244,7 @@ def test_a_network_of_convolutions_has_nothing_for_4_bits():
         quantized(line(torch.nn.Sequential(tiny().stem, torch.nn.Flatten()), 16, 2048), INT4)
     assert str(raised.value) == (
         "precision: something must be left to quantize in INT4 (got none: INT4: 4 bits are for the weights of linears)."
-        " Narrow precision.keep, or choose another format."
+        " Choose another format, or none."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import nets
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.quantization.formats import rounded_up
 from trtpipe.quantization.precision import Keep
-from trtpipe.quantization.quantize import prepare, quantize
+from trtpipe.quantization.quantize import checked_plan, prepare, quantize
 from trtpipe.values import Captured
 
 
@@ -86,8 +88,12 @@ def test_a_glob_that_matches_nothing_names_the_nearest() -> None:
 
 def test_keeping_everything_is_an_error() -> None:
     captured = nets.captured("residual")
-    with pytest.raises(InputError, match="no layer is left to quantize"):
+    with pytest.raises(
+        InputError, match=r"no layer is left to quantize\. Narrow precision\.keep, or turn int8_mode off"
+    ):
         quantize(captured, int8=True, half=None, keep=Keep(fp32=("*",)), amax=table(captured), ranges={})
+    with pytest.raises(InputError, match=r"no layer is left to quantize\. Turn int8_mode off\.$"):
+        checked_plan(replace(captured, sites=()), int8=True, keep=Keep(), modes=None)
 
 
 def test_a_table_that_lacks_a_tensor_is_refused() -> None:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, KeepGlobs, Precision
 from trtpipe.trt.flavour import CAPABILITIES
-from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals, without_driver
+from trtpipe.trt.options import OPTIONS, asked, binding_refusals, needs_driver, refusals, without_driver
 from trtpipe.values import DimRange
 
 FP16 = Precision(fp16_mode=True)
@@ -34,10 +34,10 @@ def test_an_empty_build_asks_for_nothing():
 REFUSED = [
     ({"plugins": ("libtwice.so",)}, FP16, RTX,
      ["build.plugins: TensorRT-RTX 1.7.1.116 does not support plugins (got libtwice.so). Write the operation in others "
-      "that it has, or use build.target tensorrt, 10.0 or later."]),
+      "that it has, or use build.target tensorrt. TensorRT 10.0 or later has it."]),
     ({"plugins": ("libtwice.so",)}, FP16, OLD,
      ["build.plugins: TensorRT 8.6.1 does not support plugins (got libtwice.so). Write the operation in others that it "
-      "has, or use build.target tensorrt, 10.0 or later."]),
+      "has, or use build.target tensorrt. TensorRT 10.0 or later has it."]),
     ({"strip_plan": True}, FP16, OLD,
      [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,
@@ -47,22 +47,23 @@ REFUSED = [
       "Use TensorRT 10.8 or later, or leave it out."]),
     ({"hardware_compatibility": "same_compute_capability"}, FP16, TEN,
      ["build.hardware_compatibility: TensorRT 10.3.0 does not support hardware compatibility SAME_COMPUTE_CAPABILITY "
-      "(got same_compute_capability). On TensorRT-RTX use build.compute_capability instead."]),
+      "(got same_compute_capability). Use none, or on TensorRT-RTX build.compute_capability. TensorRT "
+      "10.9 or later has it."]),
     ({"compute_capability": ("8.6", "8.9")}, FP16, TEN,
      ["build.compute_capability: TensorRT 10.3.0 does not support a choice of compute capabilities "
       "(got 8.6, 8.9). TensorRT "
-      "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."]),
+      "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility. TensorRT-RTX has it."]),
     ({"compute_capability": ("9.0",)}, FP16, RTX,
      ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for a "
       "portable engine."]),
     ({"timing_cache": "x"}, FP16, RTX,
      ["build.timing_cache: TensorRT-RTX 1.7.1.116 does not support timing cache (got x). It times no "
       "tactic while building: "
-      "leave it out."]),
+      "leave it out. TensorRT has it."]),
     ({"quantization": "implicit"}, INT8, NEW,
      ["build.quantization: TensorRT 11.4.0.106 does not support calibrators and implicit "
       "quantization (got implicit). Use "
-      "explicit: Q/DQ in the graph."]),
+      "explicit: Q/DQ in the graph. TensorRT before 11 has it."]),
     ({"quantization": "implicit", "weight_streaming": True}, INT8, TEN,
      ["build.weight_streaming: must be built strongly typed (got build.quantization implicit). Use explicit, or leave "
       "it out."]),
@@ -180,3 +181,14 @@ def test_what_needs_a_gpu():
 def test_illegal_values_do_not_validate(options, field):
     with pytest.raises(ValidationError, match=field):
         Build(**options)
+
+
+@pytest.mark.parametrize(
+    ("release", "refused"), [(OLD, True), (("tensorrt", "9.3.0"), True), (TEN, False), (NEW, False), (RTX, False)]
+)
+def test_a_binding_of_a_dtype_that_a_release_lacks(release: tuple[str, str], refused: bool) -> None:
+    found = binding_refusals({"inputs.ids": "int64", "inputs.x": "float32", "outputs.y": "int64"}, *release)
+    assert [path for path, _ in found] == (["inputs.ids.dtype", "outputs.y.dtype"] if refused else [])
+    step = "Use int32, or TensorRT 10.0 or later or TensorRT-RTX."
+    said = [f"{path}: TensorRT {release[1]} has no INT64 bindings (got int64). {step}" for path, _ in found]
+    assert [message for _, message in found] == said

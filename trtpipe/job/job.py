@@ -138,9 +138,10 @@ class Job(Section):
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)
-        given = [n for n in ("algorithm", "percentile", "corrections") if n in data.model_fields_set]
-        of_int8 = ", ".join(f"calibration.{n}" for n in given)
-        notes: tuple[str, ...] = (f"{of_int8}: not used, since precision.int8_mode is false",) if given else ()
+        of_int8 = ("algorithm", "percentile", *(("corrections",) if data.corrections is not False else ()))
+        given = [n for n in of_int8 if n in data.model_fields_set]
+        named = ", ".join(f"calibration.{n}" for n in given)
+        notes: tuple[str, ...] = (f"{named}: not used, since precision.int8_mode is false",) if given else ()
         if "table" in data.model_fields_set:
             notes += ("calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode",)
         return notes

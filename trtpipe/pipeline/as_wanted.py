@@ -49,10 +49,11 @@ def require_products(job: Job, wide: Iterable[str]) -> None:
     lacking = [capability for capability in named if capability in RTX_WITHOUT_FP32_PRODUCTS]
     if lacking and (modules := [module or "the model itself" for module in dict.fromkeys(wide)]):
         more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+        without = "" if job.build.platform else f", or leave {', '.join(lacking)} out"  # a platform needs its own
         raise InputError(
             f"build.compute_capability: TensorRT-RTX compiles no matrix product of FP32 tensors for "
             f"{', '.join(lacking)} (got {', '.join(modules[:3])}{more}). Set precision.fp16_mode and keep none of them "
-            f"in FP32, or leave {', '.join(lacking)} out."
+            f"in FP32{without}."
         )
 
 

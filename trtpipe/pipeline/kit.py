@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import require_place, write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
-from trtpipe.bundle.manifest import CALIBRATION, ENGINE, EngineInfo
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.check import NOT_EXECUTED, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
@@ -35,9 +35,9 @@ from trtpipe.pipeline.stages import (
 from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.routes.onnx import lowered_for, to_onnx
-from trtpipe.runtime.compatibility import admit, placement_problems, require_fit
+from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.doctor import no_memory
+from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.runtime.executor import activation_memory, graph_as_checked, not_executed_here, open_engine
 from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
@@ -47,11 +47,9 @@ from trtpipe.values import CheckReport, Engine, OnnxModel
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle.format import Bundle, Sign
-    from trtpipe.bundle.manifest import Manifest
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Build, Precision
     from trtpipe.progress import Progress, Reporter
-    from trtpipe.runtime.device import Device
 
     #: Makes the engine of a graph.
     Compiler = Callable[[OnnxModel, Progress], Engine]
@@ -164,7 +162,8 @@ def finish_kit(
             raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         device = this_device()
         require_fit(manifest, device)
-        _require_memory(manifest, device)
+        if why := lacking_memory(manifest.build, device):
+            raise MissingError(why)  # before hours of compiling: the check executes the engine
         require_place(out / manifest.name)
     with stages("compile") as progress:
         build = manifest.build.model_copy(update={"timing_cache": timing_cache})
@@ -185,25 +184,6 @@ def finish_kit(
         bundle = write_bundle(out / manifest.name, finished, files, sign=sign)
     assert bundle.manifest.check is not None
     return Built(bundle, bundle.manifest.check, stages.seconds)
-
-
-def _require_memory(manifest: Manifest, device: Device) -> None:
-    """Before hours of compiling, device memory for the check, where the engine that is to be built can run here.
-
-    Raises:
-        MissingError: nothing that is installed gives any, or the GPU has none left.
-    """
-    build, here = manifest.build, device.compute_capability
-    if build.target == "onnxruntime" or here is None:
-        return
-    named = build.compute_capability if build.target == "tensorrt_rtx" else (here,)
-    foreign = "win32" if build.runtime_platform == "windows_amd64" else None
-    release, target = device.versions[build.target], build.target
-    engine = EngineInfo(
-        file=ENGINE, target=target, version=release, compute_capabilities=named, os=foreign, machine=None
-    )
-    if not placement_problems(engine, device) and (why := no_memory()):
-        raise MissingError(why)
 
 
 def _compile(build: Build, precision: Precision, graph: OnnxModel, progress: Progress) -> Engine:

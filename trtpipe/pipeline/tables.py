@@ -61,10 +61,11 @@ def table_as_asked(calibration: Calibration) -> CalibrationTable:
     table = CalibrationTable.load(calibration.table)
     if calibration.algorithm != "auto":
         table.require(calibration.table, table.digests, calibration.algorithm, calibration.percentile)
-    if table.corrections is not None and calibration.corrections is False:
+    kept = () if table.corrections is None else tuple(s.name for s in table.corrections.steps if s.kept)
+    if kept and calibration.corrections is False:
         raise CalibError(
             f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
-            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
+            f"{', '.join(kept)}). Leave the key out, or calibrate again."
         )
     return table
 

@@ -122,7 +122,8 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     formats = {g: f for g, f in job.precision.formats.items() if g not in moved} | moved  # the last that fits decides
     precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update), "formats": formats})
     calibration = job.calibration
-    if calibration is not None and candidate.algorithm != calibration.algorithm:
+    made = calibration is not None and calibration.table is not None  # by the table's own algorithm and percentile
+    if calibration is not None and not made and candidate.algorithm != calibration.algorithm:
         defaults = {"percentile": type(calibration).model_fields["percentile"].default}
         calibration = calibration.model_copy(update={"algorithm": candidate.algorithm, **defaults})
     changed = job.model_copy(update={"precision": precision, "calibration": calibration})

@@ -30,10 +30,11 @@ from trtpipe.packages import EXTRAS, cuda_major, install_command, not_installed,
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
-from trtpipe.runtime.device import outdated_driver
+from trtpipe.runtime.device import outdated_driver, this_device
+from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
-from trtpipe.trt.options import needs_driver, refusals, without_driver
+from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
 from trtpipe.trt.platforms import refused_here
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -280,6 +281,8 @@ def _gpu_absent(job: Job) -> _Problems:
     if not (gpu := driver.probe()).problem:
         if target == "tensorrt" and (why := outdated_driver(target, gpu.cuda, cuda_major(target))):
             yield "build.target", f"{why}. Update the driver, or install what trtpipe doctor names."
+        elif why := lacking_memory(job.build, this_device()):
+            yield "build.target", why
         return
     if job.check.require == "engine":
         yield "check.require", driver.absent(gpu, "leave out check.require: engine, and have the graph checked")
@@ -307,10 +310,18 @@ def _refusals(job: Job, version: str | None) -> _Problems:
     for option, message in job_refusals(job, release):
         yield option, message.removeprefix(f"{option}: ")
     if release is not None:
-        for option, message in refusals(job.build, job.precision, target, release):
+        for option, message in _by_release(job, release):
             yield option, message.removeprefix(f"{option}: ")
     else:
         yield from _whatever_the_release(job)
+
+
+def _by_release(job: Job, release: str) -> tuple[tuple[str, str], ...]:
+    """What a release of the target cannot honour."""
+    dtypes = {f"inputs.{n}": b.dtype for n, b in job.inputs.items()}
+    dtypes |= {f"outputs.{n}": b.dtype for n, b in job.outputs.items()}
+    target = job.build.target
+    return (*refusals(job.build, job.precision, target, release), *binding_refusals(dtypes, target, release))
 
 
 def kit_refusals(job: Job, version: str | None = None) -> _Problems:
@@ -362,7 +373,7 @@ def _whatever_the_release(job: Job, version: str | None = None) -> _Problems:
     """
     target = job.build.target
     releases = [
-        dict(refusals(job.build, job.precision, target, release))
+        dict(_by_release(job, release))
         for release in ([version] if version else [r for name, r in KNOWN_RELEASES if name == target])
     ]
     for option in dict.fromkeys(o for refused in releases for o in refused):

@@ -339,7 +339,7 @@ def checked_plan(captured: Captured, *, int8: bool, keep: Keep, modes: Modes | N
     """
     plan = plan_sites(captured, int8=int8, keep=keep, modes=modes)
     if (int8 or modes is not None) and not plan.int8 and not plan.narrow:
-        raise InputError(_nothing_left(plan, modes))
+        raise InputError(_nothing_left(plan, modes, keep))
     return plan
 
 
@@ -360,13 +360,15 @@ def plan_sites(captured: Captured, *, int8: bool, keep: Keep, modes: Modes | Non
     return replace(plan, int8=kept_sites(captured.sites, plan.out_of_int8(keep))) if int8 else plan
 
 
-def _nothing_left(plan: SitePlan, modes: Modes | None) -> str:
+def _nothing_left(plan: SitePlan, modes: Modes | None, keep: Keep) -> str:
+    kept = bool(keep.fp32 or keep.fp16 or keep.bf16)
     if modes is None:
-        return "precision.int8_mode: no layer is left to quantize. Narrow precision.keep, or turn int8_mode off."
+        step = "Narrow precision.keep, or turn int8_mode off" if kept else "Turn int8_mode off"
+        return f"precision.int8_mode: no layer is left to quantize. {step}."
     why = next(iter((*plan.reasons.values(), *_unfit(plan, modes))), "the graph has no convolution, linear or matmul")
     return (
         f"precision: something must be left to quantize in {modes.title} (got none: {why}). "
-        "Narrow precision.keep, or choose another format."
+        f"{'Narrow precision.keep, or choose another format' if kept else 'Choose another format, or none'}."
     )
 
 

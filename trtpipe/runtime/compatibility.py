@@ -30,7 +30,7 @@ from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
-from trtpipe.trt.options import refusals
+from trtpipe.trt.options import binding_refusals, refusals
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
 from trtpipe.values import computed_in
@@ -352,7 +352,10 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     version = device.versions[target]
     if why := too_new_an_opset(target, version, manifest.opset):
         return (why,)
+    dtypes = {f"inputs.{s.name}": s.dtype for s in manifest.inputs}
+    dtypes |= {f"outputs.{s.name}": s.dtype for s in manifest.outputs}
     refused = refusals(manifest.build, manifest.precision, target, version)
+    refused += binding_refusals(dtypes, target, version)
     if target == "tensorrt" and device.compute_capability is not None:
         gpu = device.gpu, device.compute_capability, device.jetson
         refused += refused_here(*gpu, manifest.build, manifest.precision, version)

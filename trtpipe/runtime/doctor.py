@@ -6,13 +6,18 @@ heavy is imported into this one, and a library that ends its process does not en
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trtpipe.bundle.manifest import ENGINE, EngineInfo
+from trtpipe.errors import MissingError
+from trtpipe.job.sections import Build
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
@@ -27,7 +32,8 @@ from trtpipe.packages import (
 )
 from trtpipe.routes import options as route_options
 from trtpipe.routes.options import FRONTENDS, unfit_release
-from trtpipe.runtime.device import outdated_driver
+from trtpipe.runtime.compatibility import placement_problems
+from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
 from trtpipe.trt.install import tensorrt_command
@@ -179,10 +185,10 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
     if gpu.problem:
         return built, Ability(run, False, gpu.problem)
-    if why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
-        return built, Ability(run, False, why, install)
     here = gpu.devices[0]
     support = rtx_support(here.compute_capability)
+    if support.runs is not False and (why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx"))):
+        return built, Ability(run, False, why, install)
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
@@ -233,6 +239,38 @@ def no_memory() -> str:
     command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
     ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
+
+
+def lacking_memory(build: Build, device: Device) -> str:
+    """As `no_memory`, where the engine that `build` asks for is one that `device`, this machine, can execute; else
+    empty. Where something gives memory, that is tried once."""
+    target, here = build.target, device.compute_capability
+    release = device.versions.get(target)
+    if target == "onnxruntime" or here is None or release is None:
+        return ""
+    named = build.compute_capability if target == "tensorrt_rtx" else (here,)
+    foreign = "win32" if build.runtime_platform == "windows_amd64" else None
+    engine = EngineInfo(
+        file=ENGINE, target=target, version=release, compute_capabilities=named, os=foreign, machine=None
+    )
+    if placement_problems(engine, device):
+        return ""
+    try:
+        _require_memory(os.environ.get(driver.VISIBLE))
+    except MissingError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def _require_memory(visible: str | None) -> None:
+    """Try `no_memory` with the GPUs that are visible.
+
+    Raises:
+        MissingError: it says why; that is not kept, as a GPU that is full now may have room later.
+    """
+    if why := no_memory():
+        raise MissingError(why)
 
 
 def _with_memory(ability: Ability, lacking: str) -> Ability:

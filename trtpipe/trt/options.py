@@ -6,7 +6,7 @@ by name and version alone, so `validate` can judge a job for another machine; `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("direct_io", _always("direct_io")),
     Option("tensor_formats"),
     Option("hardware_compatibility", _hardware,
-           "On TensorRT-RTX use build.compute_capability instead."),
+           "Use none, or on TensorRT-RTX build.compute_capability."),
     Option("version_compatible"),
     Option("exclude_lean_runtime"),
     Option("runtime_platform", _always("runtime_platform")),
@@ -96,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("gpu_fallback", _always("dla")),
     Option("device_types", _devices),
     Option("plugins", _always("plugins"),
-           "Write the operation in others that it has, or use build.target tensorrt, 10.0 or later."),
+           "Write the operation in others that it has, or use build.target tensorrt."),
 )  # fmt: skip
 
 
@@ -166,10 +166,32 @@ def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[
             continue
         for need in option.needs(wanted[option.field]):
             if need not in able:
-                step = option.instead or f"Use {where(by_name[need])}, or leave it out."
+                step = f"Use {where(by_name[need])}, or leave it out."
+                if option.instead:
+                    step = f"{option.instead} {where(by_name[need])} has it."
                 got = shown(wanted[option.field])
                 yield f"build.{option.field}", f"{release} does not support {by_name[need].title} (got {got}). {step}"
                 break
+
+
+def binding_refusals(dtypes: Mapping[str, str], name: str, version: str) -> tuple[tuple[str, str], ...]:
+    """(dotted path, message) of each binding whose dtype a release cannot have.
+
+    Args:
+        dtypes: by the path of the binding, like "inputs.ids".
+        name: "tensorrt" or "tensorrt_rtx".
+        version: of that TensorRT.
+    """
+    lacking = "int64" not in expected(name, version)
+    has = where(next(c for c in CAPABILITIES if c.name == "int64"))
+    return tuple(
+        (
+            f"{path}.dtype",
+            f"{path}.dtype: {title(name, version)} has no INT64 bindings (got int64). Use int32, or {has}.",
+        )
+        for path, dtype in dtypes.items()
+        if lacking and dtype == "int64"
+    )
 
 
 def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
@@ -224,7 +246,8 @@ def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -
             yield (
                 "build.platform",
                 f"{platform.title} must be of a compute capability that TensorRT-RTX builds for, "
-                f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here}). Use build.target tensorrt on the device.",
+                f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here})."
+                + ("" if platform.ends else " Use build.target tensorrt on the device."),
             )
     elif here not in capabilities and (capabilities or flavour.parse_version(here) < (8, 0)):
         yield (
