@@ -151,7 +151,8 @@ def test_tactic_sources_of_11():
     assert message == (
         f"build.tactic_sources: TensorRT {stub.VERSION} does not support tactic sources CUBLAS, "
         "CUBLAS_LT, CUDNN (got cudnn). "
-        "Name only edge_mask_convolutions and jit_convolutions, or on TensorRT-RTX leave it out. TensorRT before 11 has it."
+        "Name only edge_mask_convolutions and jit_convolutions, or on TensorRT-RTX leave it out. TensorRT before 11 "
+        "has it."
     )
 
 
