@@ -4,7 +4,8 @@ import types
 
 import pytest
 
-from trtpipe.errors import InputError
+from calib.errors import CalibCancelled
+from trtpipe.errors import Cancelled, InputError
 from trtpipe.job.load import load_job
 from trtpipe.nightly import execute
 from trtpipe.nightly.execute import _fresh_modules
@@ -112,6 +113,18 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
     monkeypatch.setattr(execute, "_cache", lambda task, reporter: Cache(tmp_path / "cache"))
     with pytest.raises(InputError, match=r"^a: inputs changed since planning \(weights changed\)\. Run again\.$"):
         execute._build(task, None, Memory())
+
+
+@pytest.mark.parametrize(
+    "stop", [Cancelled("interrupted"), CalibCancelled("calibration: was asked to stop.")], ids=repr
+)
+def test_a_job_that_was_asked_to_stop_has_no_outcome(stop, monkeypatch):
+    def stopped(*_):
+        raise stop
+
+    monkeypatch.setattr(execute, "_execute", stopped)
+    with pytest.raises(Cancelled, match=str(stop)):
+        execute.execute(types.SimpleNamespace(name="a"), None, Memory())
 
 
 def test_a_night_without_a_job_is_refused(tmp_path):

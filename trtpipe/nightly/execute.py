@@ -70,12 +70,13 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
         return plain(outcome) | ({} if reads is None else {"reads": reads})
     except Busy:
         return {"outcome": BUSY}
-    except Cancelled:
-        raise
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: not installed. Install it in this environment.", MissingError.exit_code)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
-        if (shown := user_error(error)) is not None:
+        shown = user_error(error)
+        if isinstance(shown, Cancelled):
+            raise shown from None
+        if shown is not None:
             return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", BUG)

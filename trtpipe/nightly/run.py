@@ -24,7 +24,7 @@ from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
-from trtpipe.nightly.outcome import JobOutcome, NightlyReport
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
 from trtpipe.nightly.regressions import LIMITS, compare
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, from_plain, recorded
@@ -58,9 +58,9 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
     with History(options.history) as history:
         run, resumed, options = _begin(history, options, say)
         with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
-            interrupted = night.over(resumed)
+            night.over(resumed)
         signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
-        history.end(run, "interrupted" if interrupted else "done")
+        history.end(run, "interrupted" if stopped(night.outcomes.values()) else "done")
         evicted = cache.trim(options.cache_limit_bytes)
         entries = cache.entries()
         return NightlyReport(
@@ -69,7 +69,6 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             seconds=time.perf_counter() - began,
             outcomes=tuple(sorted(night.outcomes.values(), key=_worst_first)),
             resumed=resumed,
-            interrupted=interrupted,
             environment=environment(),
             workers=night.workers,
             cache_bytes=sum(size for _, size, _ in entries),
@@ -126,8 +125,8 @@ class _Night:
         if self._fleet is not None:
             self._fleet.close()
 
-    def over(self, resumed: bool) -> bool:
-        """Do everything; whether the user stopped it."""
+    def over(self, resumed: bool) -> None:
+        """Do everything."""
         planned = self.plan()
         if tagged := [p.name for p in planned if p.job.worker and self._fleet is None]:
             self.notes.append(f"worker: not used without --scheduler, by {', '.join(tagged)}: built on this machine")
@@ -155,9 +154,8 @@ class _Night:
         with self.history.together():
             for outcome in ended:
                 self._record(outcome)
-        if not todo:
-            return False
-        return self._build(todo)
+        if todo:
+            self._build(todo)
 
     def _require_judged(self, planned: Sequence[Planned]) -> None:
         """A limit of what a metric loses names a metric of a job; a job that cannot be read may be the one."""
@@ -264,24 +262,21 @@ class _Night:
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
 
-    def _build(self, todo: Sequence[Planned]) -> bool:
+    def _build(self, todo: Sequence[Planned]) -> None:
+        """Run what can be built; whatever has no outcome then was cancelled."""
         todo = self._buildable(todo)
         tasks = [p.task(self.options) for p in todo]
         for task in tasks:
             self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
         if not tasks:
-            return False
+            return
         executor = self._fleet or _local(self.options)
         self.workers = executor.workers
-        try:
-            executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
-            return False
-        except Cancelled as stop:
-            code = stop.exit_code
-            for t in tasks:
-                if t.name not in self.outcomes:
-                    self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
-            return True
+        executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
+        for t in tasks:
+            if t.name not in self.outcomes:
+                code = Cancelled.exit_code
+                self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
 
     def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
         """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
