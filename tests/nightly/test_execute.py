@@ -127,6 +127,22 @@ def test_a_job_that_was_asked_to_stop_has_no_outcome(stop, monkeypatch):
         execute.execute(types.SimpleNamespace(name="a"), None, Memory())
 
 
+def test_only_a_damaged_bundle_leaves_the_cache(tmp_path):
+    """A place that cannot be written says nothing of what the cache holds."""
+    cache, place = Cache(tmp_path / "cache"), tmp_path / "out" / "a"
+    cache.put("bundle", "key", {}, {"manifest.json": b"{}"})
+    place.parent.mkdir()
+    for make, remove in ((place.touch, place.unlink), (lambda: place.symlink_to("b"), place.unlink)):
+        make()
+        with pytest.raises((InputError, OSError)):
+            execute.put_back(cache, "key", place)
+        assert cache.get("bundle", "key") is not None
+        remove()
+    assert not execute.put_back(cache, "key", place)  # whose manifest is none
+    assert cache.get("bundle", "key") is None
+    assert not execute.put_back(cache, "key", place)
+
+
 def test_a_night_without_a_job_is_refused(tmp_path):
     options = Options((), tmp_path / "out", tmp_path / "cache", tmp_path / "history.sqlite")
     watcher = types.SimpleNamespace(note=lambda message: None, cancelled=lambda: False)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from calib.user_code import OURS
-from trtpipe.bundle.format import place
+from trtpipe.bundle.format import place, require_place
 from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
 from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
-    GONE,
     BuildTask,
     FinishTask,
     JobTask,
@@ -39,7 +38,7 @@ from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, 
 from trtpipe.pipeline.cache.reads import Reads, recall, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.values import MANIFEST
@@ -107,11 +106,11 @@ def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
     record = cache.get("built", key)
     if record is None:
         return None
-    try:
-        return _reused(task, cache, record, key)
-    except (DamagedEntry, InputError):
+    target = Path(task.out, task.name)
+    if not put_back(cache, key, target):
         cache.discard("built", key)
         return None
+    return recorded(record.facts, task.name, task.file, target, task.attempts)
 
 
 def _cache(task: BuildTask | FinishTask, reporter: Reporter) -> Cache:
@@ -207,14 +206,22 @@ def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]
     cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 
-def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
-    """The bundle of the cache put where the job wants it."""
+def put_back(cache: Cache, key: str, target: Path) -> bool:
+    """Put the bundle of the cache at `target`; False where the cache holds none that is whole, and then none at all.
+
+    Raises:
+        InputError, OSError: nothing can be put at `target`; what the cache holds is as it was.
+    """
     entry = cache.get("bundle", key)
     if entry is None:
-        raise InputError(f"{task.name}: {GONE}. Run it again.")
-    target = Path(task.out, task.name)
-    place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
-    return recorded(record.facts, task.name, task.file, target, task.attempts)
+        return False
+    require_place(target)
+    try:
+        place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
+    except (DamagedEntry, InputError):
+        cache.discard("bundle", key)
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
-from trtpipe.errors import BuildError, MissingError, TrtpipeError
+from trtpipe.errors import BuildError, MissingError, TrtpipeError, user_error
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
@@ -276,8 +276,10 @@ class Fleet:
         if raw["outcome"] in THERE:
             try:
                 raw["bundle"] = str(self._place(task, received["files"]))
-            except TrtpipeError as error:
-                finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
+            except (TrtpipeError, OSError) as error:
+                if (refused := user_error(error)) is None:
+                    raise
+                finished(task, failure(task, str(refused), refused.exit_code) | {"attempts": raw["attempts"]})
                 return
             record_reads(self._cache, raw)
             keep(self._cache, raw["key"] or task.key, from_plain(raw), received["files"])
