@@ -386,9 +386,39 @@ def test_a_store_spares_the_next_machine_the_build(world, here):
     assert one.manifest_bytes == other.manifest_bytes
 
 
-def test_two_processes_build_each_job_once(tmp_path):
+READING = "import pathlib\npathlib.Path(__file__).with_name('read').read_text()\n"
+
+
+@pytest.mark.parametrize("code", ["", READING], ids=["reads nothing", "reads a file"])
+def test_two_processes_build_each_job_once(code, tmp_path):
+    """Whatever the first build shows of what the job's code reads, which changes the key of the bundle."""
     jobs = nights.make_world(tmp_path / "jobs", 3)
+    (jobs / "read").write_text("x")
+    (jobs / "net.py").write_text(code + nights.NET)
     for k in range(3):
         nights.write_job(jobs, f"j{k}", weight=f"w{k}.safetensors")
     reports = nights.two_at_once(tmp_path, [f"j{k}" for k in range(3)])
     assert fingerprints(reports[0]) == fingerprints(reports[1])
+
+
+def test_who_waits_for_a_process_that_is_killed_builds_the_job(tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    begun = tmp_path / "begun"
+    wait = (
+        f"import os, time\nif not os.path.exists({str(begun)!r}):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n"
+    )
+    (jobs / "net.py").write_text(wait + nights.NET)
+    nights.write_job(jobs, "j")
+    where = ("nightly", "jobs", "--cache", "cache", "--workers", "1")
+    first = nights.start(*where, "-o", "first", cwd=tmp_path)
+    while not begun.exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    second = nights.start(*where, "-o", "second", "--json", cwd=tmp_path)
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(6)
+    first.kill()
+    first.communicate()
+    out, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert outcomes(json.loads(out)) == {"j": "built"}

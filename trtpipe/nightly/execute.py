@@ -133,14 +133,15 @@ def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
 def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject]:
     """The job's bundle, built unless the cache has it; and what its code read."""
     cache, job = _cache(task, reporter), task.job
-    with Digests(cache.digests_path) as digests:
-        machine = this_machine(digests)
-        survey = Survey(digests, machine)
-        ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
-        code = code_key(ingredients)
-    if moved := _moved(task.parts, ingredients):
-        raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
-    with cache.lock("built", ingredients.key, wait=task.wait):
+    planned = Ingredients(task.parts).unread
+    with cache.lock("built", planned.key, wait=task.wait):
+        with Digests(cache.digests_path) as digests:
+            machine = this_machine(digests)
+            survey = Survey(digests, machine)
+            ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
+            code = code_key(ingredients)
+        if moved := _moved(task.parts, ingredients):
+            raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
         if (kept := _kept(task, cache, ingredients.key)) is not None:
             return kept, {"code": code, **reads.to_plain()}
         recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
