@@ -13,6 +13,7 @@ import pytest
 
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle, read_bundle
+from trtpipe.bundle.kit import NOT_EXECUTED
 from trtpipe.cli.main import main
 from trtpipe.trt.flavour import installed
 
@@ -79,9 +80,9 @@ sys.exit(main({list(arguments)!r}))
 
 
 def differences(one: Bundle, other: Bundle) -> set[str]:
-    """Keys of the manifest that are not equal."""
+    """Keys of the manifest that are not equal, its own digest aside."""
     a, b = (json.loads(x.manifest_bytes) for x in (one, other))
-    return {key for key in a | b if a.get(key) != b.get(key)}
+    return {key for key in a | b if a.get(key) != b.get(key)} - {"digest"}
 
 
 def built(project: Path, made: Path) -> tuple[Bundle, Bundle, Bundle]:
@@ -103,6 +104,14 @@ def test_rtx_kit_is_byte_for_byte_the_direct_build(project: Path, dynamic: bool)
     assert differences(finished, direct) <= {"notes", "files", "engine"}
     engines = (finished.manifest.engine, direct.manifest.engine)
     assert engines[0] == engines[1].model_copy(update={"int8_weights": None})
+    assert main(["build", str(project / "kits" / "tiny"), "-o", str(project / "with-onnx"), "-q"]) == 0
+    with_onnx = read_bundle(project / "with-onnx" / "tiny")
+    assert with_onnx.manifest.engine == direct.manifest.engine
+    assert direct.manifest.engine.int8_weights is not None
+    own = [n for n in with_onnx.manifest.notes if n not in (NOT_EXECUTED, *direct.manifest.notes)]
+    assert own == []
+    shared = [n for n in with_onnx.manifest.notes if n in direct.manifest.notes]
+    assert shared == [n for n in direct.manifest.notes if n in shared]
     files = (finished.manifest.files, direct.manifest.files)
     assert {n for n in (*files[0], *files[1]) if files[0].get(n) != files[1].get(n)} <= {"report.html"}
     assert kit.golden().samples == 12

@@ -4,7 +4,8 @@ import types
 
 import pytest
 
-from trtpipe.errors import InputError
+from calib.errors import CalibCancelled
+from trtpipe.errors import Cancelled, InputError
 from trtpipe.job.load import load_job
 from trtpipe.nightly import execute
 from trtpipe.nightly.execute import _fresh_modules
@@ -108,10 +109,38 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
     monkeypatch.setattr(execute, "this_machine", lambda digests: None)
     monkeypatch.setattr(execute, "with_reads", lambda *_: (now, Reads()))
     monkeypatch.setattr(execute, "code_key", lambda ingredients: "code")
-    task = types.SimpleNamespace(name="a", cache=str(tmp_path), job=None, parts={}, store="", force=False)
+    task = types.SimpleNamespace(name="a", cache=str(tmp_path), job=None, parts={}, store="", force=False, wait=False)
     monkeypatch.setattr(execute, "_cache", lambda task, reporter: Cache(tmp_path / "cache"))
     with pytest.raises(InputError, match=r"^a: inputs changed since planning \(weights changed\)\. Run again\.$"):
         execute._build(task, None, Memory())
+
+
+@pytest.mark.parametrize(
+    "stop", [Cancelled("interrupted"), CalibCancelled("calibration: was asked to stop.")], ids=repr
+)
+def test_a_job_that_was_asked_to_stop_has_no_outcome(stop, monkeypatch):
+    def stopped(*_):
+        raise stop
+
+    monkeypatch.setattr(execute, "_execute", stopped)
+    with pytest.raises(Cancelled, match=str(stop)):
+        execute.execute(types.SimpleNamespace(name="a"), None, Memory())
+
+
+def test_only_a_damaged_bundle_leaves_the_cache(tmp_path):
+    """A place that cannot be written says nothing of what the cache holds."""
+    cache, place = Cache(tmp_path / "cache"), tmp_path / "out" / "a"
+    cache.put("bundle", "key", {}, {"manifest.json": b"{}"})
+    place.parent.mkdir()
+    for make, remove in ((place.touch, place.unlink), (lambda: place.symlink_to("b"), place.unlink)):
+        make()
+        with pytest.raises((InputError, OSError)):
+            execute.put_back(cache, "key", place)
+        assert cache.get("bundle", "key") is not None
+        remove()
+    assert not execute.put_back(cache, "key", place)  # whose manifest is none
+    assert cache.get("bundle", "key") is None
+    assert not execute.put_back(cache, "key", place)
 
 
 def test_a_night_without_a_job_is_refused(tmp_path):

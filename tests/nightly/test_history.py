@@ -176,7 +176,6 @@ def test_nothing_is_compared_without_a_past():
         (outcome(size=1_100_000), "size_bytes 1e+06 -> 1.1e+06, worse by 10 % than the last green run (limit 5 %)"),
         (outcome(seconds=250.0), "build_s 100 -> 250, worse by 150 % than the last green run (limit 100 %)"),
         (outcome(exit_code=1), "passed its check and now fails it"),
-        (outcome(outcome="error", error="no\nmore", exit_code=4), "was green and now fails: no"),
         (outcome(metrics=(Metric("sqnr_db", "logits", 30.0), Metric("cosine", "logits", 0.99))),
          "accuracy_engine of logits was measured and no longer is"),
     ],
@@ -195,6 +194,7 @@ def test_what_became_worse_than_it_may_is_a_line(now, line):
         outcome(seconds=1000.0, stages_reused=("graph",)),
         outcome(outcome="reused", seconds={"compile": 1000.0}),
         outcome(outcome="cancelled", metrics=()),
+        *(outcome(outcome="error", metrics=(), size_bytes=None, error="no", exit_code=code) for code in (2, 3, 4, 70)),
     ],
 )
 def test_what_is_within_its_limit_is_none(now):

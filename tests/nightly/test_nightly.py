@@ -154,6 +154,35 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
         nights.check_bundle(world / f"out/{name}")
 
 
+IN_THE_WAY = {
+    "file": lambda path: path.write_text("x"),
+    "link": lambda path: path.symlink_to("nowhere"),
+    "folder": lambda path: (path.mkdir(), (path / "other").touch()),
+}
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["known", "to be built"])
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_stands_in_the_way_of_a_bundle_is_an_error_of_its_path(kind, changed, world, here):
+    """It is no regression, costs no other job, and what the cache holds stays there."""
+    if changed:
+        nights.write_weights(world / "jobs/w2.safetensors", scale=1.3)
+    place = world / "out/rtx"
+    shutil.rmtree(place)
+    IN_THE_WAY[kind](place)
+    report = here(expect=2)
+    assert report["headline"] == "ERROR rtx"
+    assert outcomes(report) == dict.fromkeys(NAMES, "reused") | {"rtx": "error"}
+    assert (world / "out/rtx").name in result(report, "rtx")["error"].partition(": ")[0]
+    assert result(report, "rtx")["regressions"] == []
+    shutil.rmtree(place) if kind == "folder" else place.unlink()
+    if changed:
+        nights.write_weights(world / "jobs/w2.safetensors", scale=1.5)  # as at first
+    after = here()
+    assert outcomes(after)["rtx"] == "reused"
+    assert after["notes"] == ["rtx: its bundle in out was missing, and was put back from the cache"]
+
+
 def test_what_a_local_night_does_not_use_is_in_its_report(world, here, capsys):
     job = world / "jobs/rtx.yaml"
     job.write_text(f"{job.read_text()}worker: [orin]\n")
@@ -248,10 +277,11 @@ def test_one_bad_job_costs_only_itself(world, here):
 def test_what_validate_refuses_is_not_started(world, here):
     job = world / "jobs/rtx.yaml"
     job.write_text(job.read_text().replace("net:net", "net:nat"))
-    report = here(expect=1)
+    report = here(expect=2)
     error = result(report, "rtx")["error"]
     assert error.startswith("jobs/rtx.yaml:3: model.factory: must name something that net defines (got 'nat').")
-    assert report["headline"].startswith("REGRESSION rtx: was green and now fails: jobs/rtx.yaml:3")
+    assert report["headline"] == "ERROR rtx"
+    assert result(report, "rtx")["regressions"] == []
 
 
 def test_a_worker_that_dies_is_replaced_and_the_job_tried_again(world):
@@ -266,7 +296,7 @@ def test_a_worker_that_dies_is_replaced_and_the_job_tried_again(world):
     assert outcomes(report) == {"rtx": "built"}
     assert result(report, "rtx")["attempts"] == ["worker cpu0 died with signal 9 (SIGKILL)"]
     (jobs / "net.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n" + nights.NET)
-    report = night(world, "--workers", "1", expect=1, jobs=("jobs/rtx.yaml",))
+    report = night(world, "--workers", "1", expect=4, jobs=("jobs/rtx.yaml",))
     assert "worker cpu0 died with signal 9 (SIGKILL), 2 times." in result(report, "rtx")["error"]
 
 
@@ -356,9 +386,39 @@ def test_a_store_spares_the_next_machine_the_build(world, here):
     assert one.manifest_bytes == other.manifest_bytes
 
 
-def test_two_processes_build_each_job_once(tmp_path):
+READING = "import pathlib\npathlib.Path(__file__).with_name('read').read_text()\n"
+
+
+@pytest.mark.parametrize("code", ["", READING], ids=["reads nothing", "reads a file"])
+def test_two_processes_build_each_job_once(code, tmp_path):
+    """Whatever the first build shows of what the job's code reads, which changes the key of the bundle."""
     jobs = nights.make_world(tmp_path / "jobs", 3)
+    (jobs / "read").write_text("x")
+    (jobs / "net.py").write_text(code + nights.NET)
     for k in range(3):
         nights.write_job(jobs, f"j{k}", weight=f"w{k}.safetensors")
     reports = nights.two_at_once(tmp_path, [f"j{k}" for k in range(3)])
     assert fingerprints(reports[0]) == fingerprints(reports[1])
+
+
+def test_who_waits_for_a_process_that_is_killed_builds_the_job(tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    begun = tmp_path / "begun"
+    wait = (
+        f"import os, time\nif not os.path.exists({str(begun)!r}):\n    open({str(begun)!r}, 'w')\n    time.sleep(600)\n"
+    )
+    (jobs / "net.py").write_text(wait + nights.NET)
+    nights.write_job(jobs, "j")
+    where = ("nightly", "jobs", "--cache", "cache", "--workers", "1")
+    first = nights.start(*where, "-o", "first", cwd=tmp_path)
+    while not begun.exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    second = nights.start(*where, "-o", "second", "--json", cwd=tmp_path)
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(6)
+    first.kill()
+    first.communicate()
+    out, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert outcomes(json.loads(out)) == {"j": "built"}

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.font_manager
 import numpy as np
 import pytest
+import torch
 
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.paths import is_own, path_of
@@ -50,6 +51,11 @@ WAYS = {
     "load_file": "from safetensors.torch import load_file; load_file(name)",
     "numpy load_file": "from safetensors.numpy import load_file; load_file(name)",
     "read_image": "from torchvision.io import read_image; read_image(name)",
+    "read_file": "from torchvision.io import read_file; read_file(name)",
+    "decode_image": "from torchvision.io import decode_image; decode_image(name)",
+    "operator": "import torch, torchvision; torch.ops.image.read_file(name)",
+    "overload": "import torch, torchvision; torch.ops.image.read_file.default(filename=name)",
+    "packet of before": "read_file(name)",
     "ImageFolder": "from torchvision.datasets import ImageFolder; import os;"
     "ImageFolder(os.path.dirname(os.path.dirname(name)))[0]",
     "thread": "import threading; t = threading.Thread(target=lambda: open(name).close()); t.start(); t.join()",
@@ -71,7 +77,7 @@ def make_file(way, folder):
     folder = folder / "deep" / "class"
     folder.mkdir(parents=True)
     path = folder / "file.bin"
-    if way in ("PIL", "read_image", "ImageFolder"):
+    if way in ("PIL", "read_image", "decode_image", "ImageFolder"):
         path = folder / "file.png"
         Image.new("L", (4, 4)).save(path)
     elif way.startswith("torch.load"):
@@ -101,7 +107,7 @@ def test_every_way_to_read_a_file_is_recorded(way, tmp_path):
     path = make_file(way, tmp_path)
     recorder = Recorder(tmp_path)
     with recorder:
-        exec(WAYS[way], {"name": str(path)})
+        exec(WAYS[way], {"name": str(path), "read_file": torch.ops.image.read_file})
     exec("open(name).close()", {"name": str(make_file("open", tmp_path / "after"))})
     found = recorder.reads
     recorder.close()

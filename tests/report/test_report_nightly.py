@@ -24,7 +24,7 @@ def test_a_night_says_at_its_top_what_went_wrong_in_words() -> None:
     page = render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS)
     top = page[: page.index("<h2>Jobs</h2>")]
     badges = re.findall(r'<span class="badge (?:bad|warn)">([^<]+)</span>', top)
-    assert badges == ["1 regression", "1 failed check", "1 error", "1 drift", "1 cancelled"]
+    assert badges == ["1 regression", "1 failed check", "1 error", "1 drift", "1 cancelled", "interrupted"]
     assert "exit code" not in top
     assert f"<dt>Exit code</dt><dd>{nights.NIGHT.exit_code}</dd>" in page
 

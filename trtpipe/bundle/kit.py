@@ -14,7 +14,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.errors import InputError, shell
-from trtpipe.values import CheckReport, Engine, OnnxModel, computed_in
+from trtpipe.values import CheckReport, Engine, OnnxModel, WeightBytes, computed_in
 
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20
@@ -77,6 +77,7 @@ def bundle_contents(
     fingerprint: str,
     environment: Mapping[str, str],
     device_memory_bytes: int | None = None,
+    int8_weights: WeightBytes | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and files of the bundle that `engine` makes of `kit`, for `write_bundle`.
 
@@ -88,6 +89,7 @@ def bundle_contents(
         fingerprint: of all that decides the engine, this machine's TensorRT included.
         environment: versions of what built the engine, added to those that made the kit.
         device_memory_bytes: activation memory of one context, where known.
+        int8_weights: how the engine stores the graph's INT8 weights, where that was looked for.
     """
     manifest = kit.manifest
     files = {name: kit.read(name) for name in manifest.files}
@@ -97,10 +99,13 @@ def bundle_contents(
     if engine.timing_cache:
         files[TIMING_CACHE] = engine.timing_cache
     unexecuted = check is None and engine.target != "onnxruntime"
-    notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
+    checked = () if check is None else check.notes
+    notes = [*manifest.notes, *checked, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
     changes: dict[str, object] = {
         "kind": "bundle",
-        "engine": describe_engine(engine, manifest.build, device_memory_bytes=device_memory_bytes),
+        "engine": describe_engine(
+            engine, manifest.build, device_memory_bytes=device_memory_bytes, int8_weights=int8_weights
+        ),
         "check": check if check is not None else manifest.check,
         "fingerprint": fingerprint,
         "environment": {**manifest.environment, **environment},

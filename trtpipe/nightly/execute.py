@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from calib.user_code import OURS
-from trtpipe.bundle.format import place
+from trtpipe.bundle.format import place, require_place
 from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
 from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
-    GONE,
     BuildTask,
     FinishTask,
     JobTask,
@@ -39,7 +38,7 @@ from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, 
 from trtpipe.pipeline.cache.reads import Reads, recall, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.values import MANIFEST
@@ -70,12 +69,13 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
         return plain(outcome) | ({} if reads is None else {"reads": reads})
     except Busy:
         return {"outcome": BUSY}
-    except Cancelled:
-        raise
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: not installed. Install it in this environment.", MissingError.exit_code)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
-        if (shown := user_error(error)) is not None:
+        shown = user_error(error)
+        if isinstance(shown, Cancelled):
+            raise shown from None
+        if shown is not None:
             return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", BUG)
@@ -106,11 +106,11 @@ def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
     record = cache.get("built", key)
     if record is None:
         return None
-    try:
-        return _reused(task, cache, record, key)
-    except (DamagedEntry, InputError):
+    target = Path(task.out, task.name)
+    if not put_back(cache, key, target):
         cache.discard("built", key)
         return None
+    return recorded(record.facts, task.name, task.file, target, task.attempts)
 
 
 def _cache(task: BuildTask | FinishTask, reporter: Reporter) -> Cache:
@@ -133,14 +133,15 @@ def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
 def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject]:
     """The job's bundle, built unless the cache has it; and what its code read."""
     cache, job = _cache(task, reporter), task.job
-    with Digests(cache.digests_path) as digests:
-        machine = this_machine(digests)
-        survey = Survey(digests, machine)
-        ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
-        code = code_key(ingredients)
-    if moved := _moved(task.parts, ingredients):
-        raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
-    with cache.lock("built", ingredients.key, wait=task.wait):
+    planned = Ingredients(task.parts).unread
+    with cache.lock("built", planned.key, wait=task.wait):
+        with Digests(cache.digests_path) as digests:
+            machine = this_machine(digests)
+            survey = Survey(digests, machine)
+            ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
+            code = code_key(ingredients)
+        if moved := _moved(task.parts, ingredients):
+            raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
         if (kept := _kept(task, cache, ingredients.key)) is not None:
             return kept, {"code": code, **reads.to_plain()}
         recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
@@ -206,14 +207,22 @@ def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]
     cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 
-def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
-    """The bundle of the cache put where the job wants it."""
+def put_back(cache: Cache, key: str, target: Path) -> bool:
+    """Put the bundle of the cache at `target`; False where the cache holds none that is whole, and then none at all.
+
+    Raises:
+        InputError, OSError: nothing can be put at `target`; what the cache holds is as it was.
+    """
     entry = cache.get("bundle", key)
     if entry is None:
-        raise InputError(f"{task.name}: {GONE}. Run it again.")
-    target = Path(task.out, task.name)
-    place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
-    return recorded(record.facts, task.name, task.file, target, task.attempts)
+        return False
+    require_place(target)
+    try:
+        place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
+    except (DamagedEntry, InputError):
+        cache.discard("bundle", key)
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
-from trtpipe.errors import BuildError, Cancelled, MissingError, TrtpipeError
+from trtpipe.errors import BuildError, MissingError, TrtpipeError, user_error
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
@@ -153,11 +153,7 @@ class Fleet:
             return this_machine(digests)
 
     def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
-        """Send every task to a worker that matches, and take back what comes of it.
-
-        Raises:
-            Cancelled: the user stopped it.
-        """
+        """Send every task to a worker that matches, and take back what comes of it, until the user stops it."""
         builds = [task for task in tasks if isinstance(task, BuildTask)]
         whole = [task for task in builds if task.name not in self._by_kit]
         sent = {task.name: self._send(task, needs(task.job)) for task in whole}
@@ -176,7 +172,6 @@ class Fleet:
                 time.sleep(0.05)
         except KeyboardInterrupt:
             self._stop(sent)
-            raise Cancelled("interrupted") from None
 
     def close(self) -> None:
         """Leave the scheduler; workers go on."""
@@ -222,11 +217,7 @@ class Fleet:
                 for t in tasks
             ]
             logs = Path(tasks[0].out) / ".nightly"
-            try:
-                Local(None, None, driver.probe(), logs).run(making, watcher, send)
-            except Cancelled:
-                self._stop(sent)
-                raise
+            Local(None, None, driver.probe(), logs).run(making, watcher, send)
 
     def _send(self, task: Task, wanted: frozenset[str], kit: Mapping[str, bytes] | None = None) -> _Sent:
         raw = task_to_plain(dataclasses.replace(task, wait=True))
@@ -285,8 +276,10 @@ class Fleet:
         if raw["outcome"] in THERE:
             try:
                 raw["bundle"] = str(self._place(task, received["files"]))
-            except TrtpipeError as error:
-                finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
+            except (TrtpipeError, OSError) as error:
+                if (refused := user_error(error)) is None:
+                    raise
+                finished(task, failure(task, str(refused), refused.exit_code) | {"attempts": raw["attempts"]})
                 return
             record_reads(self._cache, raw)
             keep(self._cache, raw["key"] or task.key, from_plain(raw), received["files"])

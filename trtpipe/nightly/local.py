@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from calib.types import JsonObject
 from trtpipe.errors import BuildError, Cancelled
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
-from trtpipe.nightly.pool import RETRIES, Event, Pool, Slot
+from trtpipe.nightly.pool import RETRIES, Event, Pool, Reports, Slot
 from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.cached import Memory
 
@@ -64,11 +63,7 @@ class Local:
         return ("this process",) if self.in_process else tuple(s.name for s in self.slots)
 
     def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
-        """Run every task; one that another process is building is left to the last, and then waited for.
-
-        Raises:
-            Cancelled: the user stopped it.
-        """
+        """Run every task, until the user stops it; one that another process builds comes last, and is waited for."""
         if self.in_process:
             self._run_here(tasks, watcher, finished)
             return
@@ -81,14 +76,13 @@ class Local:
                 self._serve(pool, queue, watcher, finished)
             except KeyboardInterrupt:
                 pool.kill()
-                raise Cancelled("interrupted") from None
 
     def _serve(self, pool: Pool, queue: _Queue, watcher: Watcher, finished: Finished) -> None:
         while queue.waiting or queue.running:
             if watcher.cancelled():
                 pool.cancel()
                 if not queue.running:
-                    raise Cancelled("interrupted")
+                    return
             for slot in () if watcher.cancelled() else pool.idle:
                 task = queue.take(slot)
                 if task is not None:
@@ -99,14 +93,12 @@ class Local:
 
     def _handle(self, event: Event, queue: _Queue, watcher: Watcher, finished: Finished) -> None:
         task = event.task
-        if event.kind == "stage":
-            watcher.state(task.name, "running", f"{event.where}: {event.value}")
-        elif event.kind == "note":
-            watcher.note(f"{task.name}: {event.value}")
+        if event.kind in ("stage", "note"):
+            _show(event, watcher)
         elif event.kind == "done" and event.value["outcome"] == BUSY:
             queue.later(task)
             watcher.state(task.name, "waiting", "another process is building it")
-        elif event.kind == "cancelled":
+        elif event.kind == "cancelled" or (event.kind == "died" and watcher.cancelled()):
             queue.ended(task)
         elif event.kind == "done":
             queue.ended(task)
@@ -126,35 +118,26 @@ class Local:
         memory = Memory()
         for task in tasks:
             if watcher.cancelled():
-                raise Cancelled("interrupted")
-            watcher.state(task.name, "running", "this process")
+                return
+            where = self.workers[0]
+            watcher.state(task.name, "running", where)
+
+            def say(said: tuple[str, object], task: Task = task, where: str = where) -> None:
+                _show(Event(said[0], task, where, said[1]), watcher)
+
             try:
-                finished(task, execute(dataclasses.replace(task, wait=True), _Here(task, watcher), memory))
-            except KeyboardInterrupt:
-                raise Cancelled("interrupted") from None
+                reports = Reports(say, watcher.cancelled)
+                finished(task, execute(dataclasses.replace(task, wait=True), reports, memory))
+            except (Cancelled, KeyboardInterrupt):
+                return
 
 
-class _Here:
-    """A Reporter that shows one task to the watcher."""
-
-    def __init__(self, task: Task, watcher: Watcher) -> None:
-        self._task, self._watcher = task, watcher
-
-    def step(self, done: int, total: int | None, unit: str) -> None:
-        """Only stages are shown."""
-
-    def note(self, message: str) -> None:
-        """Pass it on."""
-        self._watcher.note(f"{self._task.name}: {message}")
-
-    def cancelled(self) -> bool:
-        """Whether the user has asked to stop."""
-        return self._watcher.cancelled()
-
-    def stage(self, name: str) -> AbstractContextManager[object]:
-        """Show it."""
-        self._watcher.state(self._task.name, "running", f"this process: {name}")
-        return nullcontext()
+def _show(event: Event, watcher: Watcher) -> None:
+    """A stage or a note of a running task."""
+    if event.kind == "stage":
+        watcher.state(event.task.name, "running", f"{event.where}: {event.value}")
+    else:
+        watcher.note(f"{event.task.name}: {event.value}")
 
 
 class _Queue:

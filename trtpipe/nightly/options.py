@@ -105,11 +105,7 @@ class TaskExecutor(Protocol):
         """Who runs them, for the report."""
 
     def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
-        """Run every task; `finished` is called with each one's plain outcome.
-
-        Raises:
-            Cancelled: the user stopped it; tasks that were not finished have not been reported.
-        """
+        """Run every task, until the user stops it; `finished` is called with the plain outcome of each that ended."""
 
 
 class Unwatched:

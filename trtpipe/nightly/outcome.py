@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -116,6 +116,11 @@ class JobOutcome:
         return sum(self.seconds.values())
 
 
+def stopped(outcomes: Iterable[JobOutcome]) -> bool:
+    """Whether a run was stopped: it is complete only when every job that was planned has an outcome of its own."""
+    return any(o.outcome == "cancelled" for o in outcomes)
+
+
 @dataclass(frozen=True)
 class NightlyReport:
     """One run over many jobs. `began` is UTC, ISO 8601; `seconds` is wall time of this process."""
@@ -125,13 +130,17 @@ class NightlyReport:
     seconds: float
     outcomes: tuple[JobOutcome, ...]
     resumed: bool = False
-    interrupted: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
     cache_bytes: int = 0
     cache_entries: int = 0
     evicted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was `stopped`."""
+        return stopped(self.outcomes)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -216,5 +225,5 @@ def drift_line(drift: Drift) -> str:
 def to_json(report: NightlyReport) -> str:
     """The report as JSON; NaN and infinities are text."""
     raw = plain(report)
-    raw |= {"exit_code": report.exit_code, "headline": report.headline}
+    raw |= {"exit_code": report.exit_code, "headline": report.headline, "interrupted": report.interrupted}
     return json_text(raw)

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtpipe.errors import FAILED, InputError, did_you_mean, first_line
+from trtpipe.errors import FAILED, InputError, did_you_mean
 from trtpipe.evaluation.limits import DROP
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact
-from trtpipe.nightly.outcome import Comparison, JobOutcome
+from trtpipe.nightly.outcome import THERE, Comparison, JobOutcome
 
 EXACT_DB = 100.0
 
@@ -90,17 +90,17 @@ def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
 def compare(
     outcome: JobOutcome, greens: Sequence[JobOutcome], limits: Mapping[str, Limit]
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """Every figure beside its past, and a line for each one that became worse than it may.
+    """Every figure beside its past, and a line for each one that became worse than it may, or for the check.
+
+    A job that could not be built has no engine that could be worse: it is an error, whatever refused it.
 
     Args:
         outcome: tonight's.
         greens: the latest green ones, the latest first.
         limits: by figure.
     """
-    if not greens or outcome.outcome == "cancelled":
+    if not greens or outcome.outcome not in THERE:
         return (), ()
-    if outcome.outcome == "error":
-        return (), (f"was green and now fails: {first_line(outcome.error)}",)
     lines = []
     if outcome.exit_code == FAILED:
         lines.append("passed its check and now fails it")

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from calib.strictjson import loads
-from trtpipe.bundle.format import place
 from trtpipe.bundle.manifest import SIGNATURE
-from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError
+from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_jobs, same_name
+from trtpipe.nightly.execute import put_back
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
-from trtpipe.nightly.outcome import JobOutcome, NightlyReport
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
 from trtpipe.nightly.regressions import LIMITS, compare
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, from_plain, recorded
@@ -33,7 +33,7 @@ from trtpipe.pipeline.cache.environment import Machine, environment, this_machin
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
 from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Cache, DamagedEntry
+from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
@@ -58,9 +58,9 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
     with History(options.history) as history:
         run, resumed, options = _begin(history, options, say)
         with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
-            interrupted = night.over(resumed)
+            night.over(resumed)
         signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
-        history.end(run, "interrupted" if interrupted else "done")
+        history.end(run, "interrupted" if stopped(night.outcomes.values()) else "done")
         evicted = cache.trim(options.cache_limit_bytes)
         entries = cache.entries()
         return NightlyReport(
@@ -69,7 +69,6 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             seconds=time.perf_counter() - began,
             outcomes=tuple(sorted(night.outcomes.values(), key=_worst_first)),
             resumed=resumed,
-            interrupted=interrupted,
             environment=environment(),
             workers=night.workers,
             cache_bytes=sum(size for _, size, _ in entries),
@@ -95,7 +94,7 @@ def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
         planned = night.plan()
         for outcome in night.outcomes.values():
             raise InputError(outcome.error)
-        return tuple((p.name, () if night.standing(p, put_back=False) else p.reasons) for p in planned)
+        return tuple((p.name, () if night.standing(p, explaining=True) else p.reasons) for p in planned)
 
 
 class _Night:
@@ -126,8 +125,8 @@ class _Night:
         if self._fleet is not None:
             self._fleet.close()
 
-    def over(self, resumed: bool) -> bool:
-        """Do everything; whether the user stopped it."""
+    def over(self, resumed: bool) -> None:
+        """Do everything."""
         planned = self.plan()
         if tagged := [p.name for p in planned if p.job.worker and self._fleet is None]:
             self.notes.append(f"worker: not used without --scheduler, by {', '.join(tagged)}: built on this machine")
@@ -144,7 +143,13 @@ class _Night:
         ended = list(self.outcomes.values())
         for p in planned:
             self._planned[p.name] = p
-            outcome = None if self.options.repeat else self.standing(p)
+            try:
+                outcome = None if self.options.repeat else self.standing(p)
+            except (TrtpipeError, OSError) as error:
+                if (refused := user_error(error)) is None:
+                    raise
+                self._broken(p.name, p.file, refused)
+                outcome = self.outcomes[p.name]
             if outcome is None:
                 todo.append(p)
                 continue
@@ -155,9 +160,8 @@ class _Night:
         with self.history.together():
             for outcome in ended:
                 self._record(outcome)
-        if not todo:
-            return False
-        return self._build(todo)
+        if todo:
+            self._build(todo)
 
     def _require_judged(self, planned: Sequence[Planned]) -> None:
         """A limit of what a metric loses names a metric of a job; a job that cannot be read may be the one."""
@@ -224,32 +228,29 @@ class _Night:
         self._surveys.append((machine, survey))
         return survey
 
-    def standing(self, planned: Planned, *, put_back: bool = True) -> JobOutcome | None:
-        """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there."""
+    def standing(self, planned: Planned, *, explaining: bool = False) -> JobOutcome | None:
+        """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there.
+
+        Raises:
+            InputError, OSError: something stands in its way there.
+        """
         key = planned.ingredients.key
         record = self.cache.get("built", key)
         if record is None:
             return None
         target = self.options.out / planned.name
 
-        def outcome() -> JobOutcome:
-            return recorded(record.facts, planned.name, str(planned.file), target)
-
-        if _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
-            return outcome()
-        entry = self.cache.get("bundle", key)
-        if entry is None:
-            return None
-        if not put_back:
-            return outcome()
-        was = "was not the one that was built" if os.path.lexists(target) else "was missing"
-        try:
-            place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
-        except (DamagedEntry, TrtpipeError):
-            self.cache.discard("bundle", key)
-            return None
-        self.notes.append(f"{planned.name}: its bundle in {self.options.out} {was}, and was put back from the cache")
-        return outcome()
+        if not _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+            was = "was not the one that was built" if os.path.lexists(target) else "was missing"
+            if explaining:
+                if self.cache.get("bundle", key) is None:
+                    return None
+            elif put_back(self.cache, key, target):
+                note = f"{planned.name}: its bundle in {self.options.out} {was}, and was put back from the cache"
+                self.notes.append(note)
+            else:
+                return None
+        return recorded(record.facts, planned.name, str(planned.file), target)
 
     def _reasons(self, name: str, ingredients: Ingredients) -> tuple[str, ...]:
         past = self._latest.get(name)
@@ -264,24 +265,21 @@ class _Night:
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
 
-    def _build(self, todo: Sequence[Planned]) -> bool:
+    def _build(self, todo: Sequence[Planned]) -> None:
+        """Run what can be built; whatever has no outcome then was cancelled."""
         todo = self._buildable(todo)
         tasks = [p.task(self.options) for p in todo]
         for task in tasks:
             self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
         if not tasks:
-            return False
+            return
         executor = self._fleet or _local(self.options)
         self.workers = executor.workers
-        try:
-            executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
-            return False
-        except Cancelled as stop:
-            code = stop.exit_code
-            for t in tasks:
-                if t.name not in self.outcomes:
-                    self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
-            return True
+        executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
+        for t in tasks:
+            if t.name not in self.outcomes:
+                code = Cancelled.exit_code
+                self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
 
     def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
         """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
@@ -307,11 +305,7 @@ class _Night:
         greens = [p.outcome for p in self._greens.get(outcome.name, ())]
         if not self.options.repeat:
             comparisons, lines = compare(outcome, greens, self.options.limits)
-            if (
-                lines
-                and outcome.outcome != "error"
-                and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept)
-            ):
+            if lines and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept):
                 notes = tuple(f"accepted: {line}" for line in lines)
                 outcome, lines = dataclasses.replace(outcome, notes=(*outcome.notes, *notes)), ()
             outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)

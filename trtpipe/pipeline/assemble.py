@@ -7,6 +7,7 @@ import itertools
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,18 +155,19 @@ def describe(
     parts |= {} if graph is None else {"onnx": hashlib.sha256(graph.data).hexdigest()}
     parts |= {f"plugin {name}": hashlib.sha256(data).hexdigest() for name, data in plugins.items()}
     made_from = source_fingerprint(job, parts)
-    notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
-    notes += engine.notes if engine is not None else ()
+    notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes]
     notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
         notes += table_notes(job, table, lowered)
+    notes += report.notes
+    notes += engine.notes if engine is not None else ()  # last, as where it is made of a kit
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
         engine=None
         if engine is None
         else describe_engine(
-            engine, job.build, device_memory_bytes=device_memory_bytes, int8_weights=_int8_weights(engine)
+            engine, job.build, device_memory_bytes=device_memory_bytes, int8_weights=int8_weights(engine)
         ),
         inputs=lowered.inputs,
         outputs=job.as_judged(lowered.outputs),
@@ -192,9 +194,10 @@ def describe(
     )
 
 
-def _int8_weights(engine: Engine) -> WeightBytes | None:
-    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
-    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+def int8_weights(engine: Engine) -> WeightBytes | None:
+    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none, and on a device without
+    the package onnx, which reads the graph."""
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback or not find_spec("onnx"):
         return None
     stored = stored_weights(engine.data, engine.graph.data)
     return stored if stored.total else None

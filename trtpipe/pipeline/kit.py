@@ -17,7 +17,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.check import NOT_EXECUTED, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
-from trtpipe.pipeline.assemble import describe, golden_data, table_files
+from trtpipe.pipeline.assemble import describe, golden_data, int8_weights, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.controls import engine_control, graph_control
@@ -180,6 +180,7 @@ def finish_kit(
             fingerprint=fingerprint(manifest.fingerprint, target),
             environment=versions(BUILDERS[target]),
             device_memory_bytes=memory,
+            int8_weights=int8_weights(engine),
         )
         bundle = write_bundle(out / manifest.name, finished, files, sign=sign)
     assert bundle.manifest.check is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trtpipe.pipeline.cache.reads import NAMES
 
 #: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
-ASKED = (f"{NAMES['presence']} ", f"{NAMES['status']} ")
+ASKED = tuple(f"{NAMES[kind]} " for kind in ("presence", "status", "attributes"))
 
 
 def is_read(name: str) -> bool:
@@ -25,6 +25,7 @@ _READ_AS = {
     NAMES["folder"]: "the list of files in {}",
     NAMES["presence"]: "whether the job's code finds {}",
     NAMES["status"]: "the size or time of {}, asked for by the job's code,",
+    NAMES["attributes"]: "the extended attributes of {}, asked for by the job's code,",
     NAMES["place"]: "the current folder, from which the job's code names files,",
 }
 

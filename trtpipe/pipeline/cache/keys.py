@@ -66,6 +66,11 @@ class Ingredients:
         """SHA-256 hex over all of it: the same key, the same bundle."""
         return _digest(self.parts)
 
+    @property
+    def unread(self) -> Ingredients:
+        """Without what the job's code reads, which its first build shows: what two processes can agree on before."""
+        return Ingredients({n: v for n, v in self.parts.items() if not is_read(n)})
+
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What differs from `before`, as a report says it; digests are not shown, settings and versions are."""
         names = sorted({*self.parts, *before}, key=lambda n: (rank(n), n))

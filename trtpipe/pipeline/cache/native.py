@@ -1,11 +1,18 @@
-"""What raises no audit event because it opens files in native code, or starts a process of its own: wrapped."""
+"""What raises no audit event because it opens files in native code, or starts a process of its own: wrapped.
+
+Operators that libraries give to PyTorch (`torch.ops.image.read_file`) are called by one method each of two classes,
+which is wrapped while something is recorded: whatever a library's functions are called, they end there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.process
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 Opened = Callable[[object], None]
 #: Functions that open files in native code, by module: the position of the path among their arguments.
@@ -13,11 +20,57 @@ _NATIVE: Mapping[str, Mapping[str, int]] = {
     "safetensors": {"safe_open": 0},
     "torch": {"from_file": 0, "UntypedStorage.from_file": 0},
     "torch._C": {"PyTorchFileReader": 0, "import_ir_module": 1},
-    "torchvision.io.image": {"read_file": 0, "read_image": 0, "decode_image": 0},
     "torchvision.io.video": {"read_video": 0},
     "cv2": {"imread": 0},
     "PIL._imagingft": {"getfont": 0},
 }
+
+
+#: Namespaces of PyTorch's own operators, whose text names no file.
+TORCHS = frozenset(
+    {"aten", "prim", "prims", "debugprims", "debug_mode_ops", "export", "mkldnn", "mkldnn_prepacked", "onednn"}
+    | {"onnx_symbolic", "profiler", "streams", "symm_mem", "c10d", "c10d_functional"}
+    | {"_c10d_functional", "_c10d_functional_autograd"}
+)
+
+
+@contextlib.contextmanager
+def operators_watched(around: Callable[[str, str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter `around` for each text that an operator of a library is given inside, while that operator runs.
+
+    Args:
+        around: is given the operator's name, like "image::read_file", and the text.
+    """
+    ops = sys.modules.get("torch._ops")
+    if ops is None:
+        yield
+        return
+
+    def watching(call: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(call)
+        def called(operator: Any, /, *args: object, **kwargs: object) -> object:
+            given = (*args, *kwargs.values())
+            listed = (text for value in given if isinstance(value, (list, tuple)) for text in value)
+            texts = [text for text in (*given, *listed) if isinstance(text, str)]
+            if not texts:
+                return call(operator, *args, **kwargs)
+            name = str(getattr(operator, "_qualified_op_name", operator))
+            with contextlib.ExitStack() as stack:
+                for text in texts if name.partition("::")[0] not in TORCHS else ():
+                    stack.enter_context(around(name, text))
+                return call(operator, *args, **kwargs)
+
+        return called
+
+    kinds = (ops.OpOverloadPacket, ops.OpOverload)
+    before = [kind.__call__ for kind in kinds]
+    for kind, call in zip(kinds, before, strict=True):
+        kind.__call__ = watching(call)
+    try:
+        yield
+    finally:
+        for kind, call in zip(kinds, before, strict=True):
+            kind.__call__ = call
 
 
 def _not_loaded(module: str) -> bool:

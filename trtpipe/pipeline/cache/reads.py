@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +23,19 @@ _KIND = "reads"
 WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
 
 
-Kind = Literal["file", "folder", "presence", "status", "place"]
+Kind = Literal["file", "folder", "presence", "status", "attributes", "place"]
 #: What the ingredient of each kind is called.
 NAMES: Mapping[Kind, str] = {
-    "file": "read", "folder": "listing", "presence": "presence", "status": "status", "place": "place"
+    "file": "read", "folder": "listing", "presence": "presence", "status": "status", "attributes": "attributes",
+    "place": "place",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
 class Read:
     """A file that was opened, a folder that was listed, or a path that was only asked for: whether it is there
-    ("presence"), or its size and times too ("status"). `path` is relative to the job's folder, or absolute.
+    ("presence"), its size and times too ("status"), or its extended attributes ("attributes"). `path` is relative to
+    the job's folder, or absolute.
 
     "place" is the current folder, where one of these was named from it: elsewhere the same code reads other files.
     """
@@ -54,6 +57,9 @@ class Read:
             if self.kind == "folder":
                 names = sorted(n for n in os.listdir(path) if n != "__pycache__")
                 return hashlib.sha256("\n".join(names).encode()).hexdigest()
+            if self.kind == "attributes":
+                named = [[n, os.getxattr(path, n).hex()] for n in sorted(os.listxattr(path))]
+                return hashlib.sha256(json.dumps(named).encode()).hexdigest()
             if self.kind in ("presence", "status"):
                 return self._asked(path, folder)
             if not os.path.isfile(path):

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from calib.user_code import OURS
-from trtpipe.pipeline.cache.native import wrap
+from trtpipe.pipeline.cache.native import operators_watched, wrap
 from trtpipe.pipeline.cache.paths import FilePath, is_own, path_of
 from trtpipe.pipeline.cache.probes import watched
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
@@ -59,6 +59,7 @@ class Recorder:
                 self._log = _unnamed_file()
             _active = self
             self._watch.enter_context(watched(_asked, is_own, _Unheard()))
+            self._watch.enter_context(operators_watched(_operator))
         self._depth += 1
         return self
 
@@ -138,6 +139,8 @@ class Recorder:
                 notes.append(f"the job's code opened a network connection ({path}): what came over it is not watched")
             elif kind == "program":
                 notes.append(f"the job's code ran {path}: what that program read is not watched")
+            elif kind == "operator":
+                notes.append(f"the job's code called {path}: what that operator read is not watched")
             elif kind == "process":
                 notes.append(f"the job's code started a process ({path}): what that process read is not watched")
             elif kind != "write" and self._counts(path):
@@ -271,6 +274,12 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
             recorder.log("program", f"something whose question for {path!r} could not be read")
 
 
+def _attributes(recorder: Recorder, args: Sequence[object]) -> None:
+    name = path_of(_behind(args[0]) if isinstance(args[0], int) else args[0])
+    if name is not None:
+        recorder.log("attributes", name)
+
+
 def _connected(recorder: Recorder, args: Sequence[object]) -> None:
     address = args[1]
     if isinstance(address, tuple):  # others are sockets of this machine
@@ -298,6 +307,23 @@ def _named(path: object) -> None:
         _file(_active, name)
 
 
+@contextlib.contextmanager
+def _operator(operator: str, text: str) -> Iterator[None]:
+    """While an operator of a library runs with this text: a file that it leaves as it was, it has read."""
+    recorder, before = _active, _stamp(text)
+    try:
+        yield
+    finally:
+        name = None if recorder is None else path_of(text)
+        if recorder is not None and name is not None:
+            if _stamp(text) != before:
+                recorder.log("write", name)
+            elif before is not None and os.path.isfile(text):
+                recorder.log("file", name, before)
+            elif _from_users_code():
+                recorder.log("operator", f"{operator} with {text!r}")
+
+
 def _started(method: str) -> None:
     if _active is not None and _from_users_code():
         _active.log("process", f"multiprocessing, {method}")
@@ -319,6 +345,8 @@ _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
     "os.system": _ran,
     "os.posix_spawn": _ran,
     "os.mkdir": _made,
+    "os.getxattr": _attributes,
+    "os.listxattr": _attributes,
     "ctypes.dlopen": _library,
     "sqlite3.connect": _database,
     "import": lambda recorder, args: wrap(_named, _started),
@@ -326,7 +354,7 @@ _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
 
 
 _LISTINGS = ("os.listdir", "os.scandir")
-_READING = (*_LISTINGS, "open", "ctypes.dlopen", "sqlite3.connect")
+_READING = (*_LISTINGS, "os.getxattr", "os.listxattr", "open", "ctypes.dlopen", "sqlite3.connect")
 #: Packages that list folders to find modules and distributions; importlib's own frozen modules by both of their names.
 _IMPORTERS = frozenset(
     {"_frozen_importlib_external", "importlib", "importlib_metadata", "importlib_resources", "pkgutil", "zipimport"}
