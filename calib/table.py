@@ -143,10 +143,17 @@ class CalibrationTable:
         names = self.changed(digests, algorithm, percentile)
         if "weights" in names:  # of which the graph's digest is made too: whether the graph is another is not known
             names = tuple(n for n in names if n != "graph")
+        if names and {"algorithm", "percentile"}.issuperset(names):
+            made = f"{self.algorithm} {self.percentile:g}" if self.algorithm == "percentile" else self.algorithm
+            wanted = f"{algorithm} {percentile:g}" if algorithm == "percentile" else algorithm
+            raise CalibError(
+                f"{where}: must be made by {wanted}, the job's algorithm (got one made by {made}). Leave algorithm and "
+                "percentile out of the job, which then takes the table's, or calibrate again."
+            )
         if names:
-            made_so = {"algorithm", "percentile"}.issuperset(names)
-            step = "Leave it out of the job, or calibrate again." if made_so else "Calibrate again."
-            raise CalibError(f"{where}: must belong to this job (got one for other {', '.join(names)}). {step}")
+            raise CalibError(
+                f"{where}: must belong to this job (got one for other {', '.join(names)}). Calibrate again."
+            )
 
     def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.

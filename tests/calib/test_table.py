@@ -124,6 +124,26 @@ def test_a_table_fits_its_own_job_alone():
 
 
 @pytest.mark.parametrize(
+    ("of_table", "of_job", "said"),
+    [
+        (("mse", 99.99), ("minmax", 99.99), "made by minmax, the job's algorithm (got one made by mse)"),
+        (("percentile", 99.5), ("mse", 99.0), "made by mse, the job's algorithm (got one made by percentile 99.5)"),
+        (
+            ("percentile", 99.99),
+            ("percentile", 99.0),
+            "made by percentile 99, the job's algorithm (got one made by percentile 99.99)",
+        ),
+    ],
+)
+def test_a_table_of_another_algorithm_says_both(of_table, of_job, said):
+    table = dataclasses.replace(made(algorithm=of_table[0]), percentile=of_table[1])
+    step = "Leave algorithm and percentile out of the job, which then takes the table's, or calibrate again."
+    with pytest.raises(CalibError) as caught:
+        table.require("t.json", table.digests, *of_job)
+    assert str(caught.value) == f"t.json: must be {said}. {step}"
+
+
+@pytest.mark.parametrize(
     ("digests", "named"),
     [({"weights": "w2", "graph": "g2"}, "weights"), ({"weights": "w1", "graph": "g2"}, "graph")],
 )

@@ -224,6 +224,9 @@ BROKEN = [
       "No GPU executes an ONNX file: remove check.require."]),
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
      ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
+    ([("build:\n", "build:\n  tensor_formats: {image: [hwc, hwc8], logits: [linear]}\n")],
+     ["job.yaml:18: build.tensor_formats.image: must be a format of float32: linear, chw32, hwc, dhwc (got hwc8). Or give "
+      "the binding another dtype."]),
     ([("build:\n", "build:\n  plugins: [w.safetensors, libs/libtwice.so, 7]\n")],
      ["job.yaml:18: build.plugins[1]: must be a file that exists (got 'libs/libtwice.so': nothing there). It is "
       "{dir}/libs/libtwice.so, from the folder of the job file.",

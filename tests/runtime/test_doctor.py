@@ -98,9 +98,24 @@ def test_a_gpu_with_everything(machine):
 
 
 def test_a_gpu_without_tensorrt(machine):
+    """torch2trt is for other releases than the one whose command is given: not both."""
+    torch2trt = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
     found = machine(L4, packages=ALL | {"torch2trt": None})
     assert "pip install 'tensorrt-cu12>=11.0,<12'" in found.commands
-    assert "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt" in found.commands
+    assert torch2trt not in found.commands
+    assert why(found, "torch2trt") == (
+        "it must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses, and none is installed"
+    )
+    assert torch2trt in machine(L4, {"tensorrt": TEN}, packages=ALL | {"torch2trt": None}).commands
+
+
+def test_a_gpu_that_tensorrt_rtx_does_not_name_is_told_that_first(machine):
+    """Another build of it, for the driver's CUDA, would run there no sooner."""
+    for name, capability in (("NVIDIA H100", "9.0"), ("Orin", "8.7")):
+        gpu = Driver("12.2", (Gpu(0, name, capability, 64 << 30),))
+        found = machine(gpu, {"tensorrt_rtx": RTX}, built_for=13)
+        assert "does not name compute capability" in why(found, "run an engine (target tensorrt_rtx)")
+        assert not any("tensorrt-rtx" in command for command in found.commands)
 
 
 def test_torch2trt_and_tensorrt_11(machine):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -16,6 +17,13 @@ TensorFormat = Literal[
     "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32", "dla_linear",
     "dla_hwc4",
 ]  # fmt: skip
+#: Formats of a binding by its dtype; any other dtype is linear alone. TensorRT's documentation, "I/O Formats", and what
+#: the builder of TensorRT-RTX 1.7.1 takes.
+TENSOR_FORMATS: Mapping[str, tuple[TensorFormat, ...]] = {
+    "float32": ("linear", "chw32", "hwc", "dhwc"),
+    "float16": tuple(f for f in get_args(TensorFormat) if f != "dhwc"),
+    "uint8": ("linear", "hwc"),
+}
 DeviceType = Literal["gpu", "dla"]
 Bytes = Annotated[int, Field(ge=1, description="bytes")]
 

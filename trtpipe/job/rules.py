@@ -21,6 +21,7 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
+from trtpipe.job.build_options import TENSOR_FORMATS
 from trtpipe.job.data_rules import (
     calibrated,
     calibrated_by_tensorrt,
@@ -225,6 +226,13 @@ def _plugins(build: Build, model: ModelSource) -> Iterator[Broken]:
 def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
         yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
+    dtypes = {n: i.dtype for n, i in inputs.items()} | {n: o.dtype for n, o in outputs.items()}
+    for name, dtype in dtypes.items():
+        legal = TENSOR_FORMATS.get(dtype, ("linear",))
+        for wanted in build.tensor_formats.get(name, ()):
+            if wanted not in legal:
+                must, hint = f"be a format of {dtype}: {', '.join(legal)}", "Or give the binding another dtype."
+                yield Broken(("build", "tensor_formats", name), must, wanted, hint)
 
 
 def _word(value: bool | str) -> str:

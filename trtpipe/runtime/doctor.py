@@ -31,7 +31,7 @@ from trtpipe.packages import (
     version,
 )
 from trtpipe.routes import options as route_options
-from trtpipe.routes.options import FRONTENDS, unfit_release
+from trtpipe.routes.options import FRONTENDS, REQUIREMENTS, unfit_release
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver, flavour
@@ -187,7 +187,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
         return built, Ability(run, False, gpu.problem)
     here = gpu.devices[0]
     support = rtx_support(here.compute_capability)
-    if support.runs is not False and (why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx"))):
+    if support.runs and (why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx"))):
         return built, Ability(run, False, why, install)
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
@@ -290,10 +290,11 @@ def _routes(
         return first, Ability(what, False, why)
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
+    if not release:
+        needed = REQUIREMENTS["torch2trt"].releases["tensorrt"].said
+        return first, Ability(what, False, f"it must have TensorRT {needed}, and none is installed")
     if torch2trt is None:
         return first, Ability(what, False, "torch2trt is not installed", install_command("torch2trt"))
-    if not release:
-        return first, Ability(what, False, "TensorRT is not installed")
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
