@@ -7,7 +7,6 @@ import itertools
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,9 +196,12 @@ def describe(
 def int8_weights(engine: Engine) -> WeightBytes | None:
     """How the engine stores its graph's INT8 weights; None where it is the graph, or has none, and on a device without
     the package onnx, which reads the graph."""
-    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback or not find_spec("onnx"):
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
         return None
-    stored = stored_weights(engine.data, engine.graph.data)
+    try:
+        stored = stored_weights(engine.data, engine.graph.data)
+    except ModuleNotFoundError:
+        return None
     return stored if stored.total else None
 
 

@@ -1,6 +1,6 @@
 """What raises no audit event because it opens files in native code, or starts a process of its own: wrapped.
 
-Operators that libraries give to PyTorch (`torch.ops.image.read_file`) are called by one method each of two classes,
+Operators that libraries give to PyTorch (`torch.ops`) are called by one method each of two classes,
 which is wrapped while something is recorded: whatever a library's functions are called, they end there.
 """
 
