@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from calib.samples import Batch
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.model.baseline import _named, record_baseline, script
 from trtpipe.progress import Silent
 
@@ -64,6 +64,45 @@ def test_a_torchscript_file_of_another_model_is_refused(tmp_path: Path) -> None:
         )
 
 
+class Decides(nn.Module):
+    """Decides by values, by whether it is traced, or not at all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.head, self.how = nn.Linear(192, 5), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(x.flatten(1))
+        if self.how == "traced":
+            return -y if torch.jit.is_tracing() else y
+        return y if x.shape[0] == 1 or y[0].sum() > y[1].sum() else -y
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    ("how", "kind", "said"),
+    [
+        (
+            "values",
+            BuildError,
+            r"^capture: the model decides by the values of a tensor at test_baseline\.py:.*torch\.where",
+        ),
+        (
+            "traced",
+            InputError,
+            r"^baseline: TorchScript \(trace\) computes something .* Set model\.baseline to script\.$",
+        ),
+    ],
+)
+def test_a_script_is_advised_where_it_helps(how: str, kind: type[Exception], said: str) -> None:
+    """No engine holds a decision by values, which a script has and a trace has not: that is said first."""
+    torch.manual_seed(0)
+    loaded = nets.loaded(Decides(how), out_shape=("N", 5))
+    turned = [Batch({"x": X[:2][::step].copy()}, None, ("a", "b")) for step in (1, -1)]  # either way
+    with pytest.raises(kind, match=re.compile(said, re.DOTALL)):
+        record_baseline(loaded, turned, 4, batch_size=2, kind="trace", progress=Silent())
+
+
 @pytest.mark.parametrize("classes", [1, 3, 20])
 def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: int) -> None:
     """One class would be broadcast over the others."""
@@ -78,17 +117,6 @@ def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: 
         f"baseline: outputs of torchscript must have the shapes that the eager model gives, {own} (got [[3, "
         f"{classes}]]). Check that both are the same model."
     )
-
-
-def test_tracing_that_loses_a_branch_is_refused() -> None:
-    class Branching(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x.mean((1, 2, 3))
-            return torch.stack([y, y * 2], 1) if float(x.abs().sum()) > 0 else torch.stack([y, y + 1], 1)
-
-    loaded = nets.loaded(Branching(), out_shape=("N", 2))  # traced on zeros: the branch of data is never seen
-    with pytest.raises(InputError, match=r"TorchScript \(trace\) computes .* Set model\.baseline to script\."):
-        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 
 def test_no_sample_is_an_error() -> None:

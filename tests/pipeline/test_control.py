@@ -321,6 +321,50 @@ def test_a_model_without_convolutions_and_linears_has_a_control(network: type[to
         assert not np.allclose(outputs(damaged_program(loaded, program)[0]), wanted, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("operator", "constants"),
+    [
+        ("Resize", {"roi": np.zeros(0, np.float32), "scales": np.array([1, 1, 2.5, 1.5], np.float32)}),
+        ("Upsample", {"scales": np.array([1, 1, 2.5, 1.5], np.float32)}),
+        ("Reshape", {"sizes": np.array([1.0, -1.0], np.float32)}),
+        ("Expand", {"sizes": np.array([2.0, 1, 1, 1], np.float32)}),
+        ("Tile", {"sizes": np.array([1.0, 1, 2, 2], np.float32)}),
+        ("Pad", {"sizes": np.ones(8, np.float32)}),
+    ],
+)
+@pytest.mark.parametrize("weight", [False, True])
+def test_sizes_and_scales_are_no_weights(operator: str, constants: dict[str, Any], weight: bool) -> None:
+    """Whatever is computed of them first: zeros there make a graph invalid."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    computed = [helper.make_node("Abs", [n], [f"{n}_abs"]) for n in constants if n == "sizes"]
+    computed += [helper.make_node("Cast", [f"{n}_abs"], [f"{n}_int"], to=7) for n in constants if n == "sizes"]
+    nodes = [
+        *computed,
+        helper.make_node(operator, ["x", *(f"{n}_int" if n == "sizes" else n for n in constants)], ["z"]),
+    ]
+    nodes.append(helper.make_node("Mul", ["z", "w"], ["y"]) if weight else helper.make_node("Relu", ["z"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(a, n)
+            for n, a in (constants | ({"w": np.array(2, np.float32)} if weight else {})).items()
+        ],
+    )
+    file = OnnxModel(helper.make_model(graph).SerializeToString(), 9 if operator == "Upsample" else 17, (), ())
+    if not weight:
+        with pytest.raises(BuildError, match="cannot build the negative control"):
+            damaged_copy(file)
+        return
+    damaged = onnx.load_from_string(damaged_copy(file)[0].data)
+    for constant in damaged.graph.initializer:
+        value = numpy_helper.to_array(constant)
+        assert np.array_equal(value, 0 * value if constant.name == "w" else constants[constant.name])
+
+
 def test_a_model_without_any_constant_has_none() -> None:
     loaded = nets.loaded(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Flatten()), out_shape=("N", 192))
     program = quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={})

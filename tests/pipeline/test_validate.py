@@ -9,9 +9,10 @@ from jobs import good_folder, write
 from PIL import Image
 from safetensors.numpy import save_file
 
+from calib.user_code import import_callable
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.job.importable import find_module, missing
+from trtpipe.job.importable import find_module, missing, on_path
 from trtpipe.pipeline.validate import judge, validate
 
 
@@ -60,6 +61,28 @@ def test_a_module_that_fills_itself_is_believed(folder):
     (folder / "lazy.py").write_text("def __getattr__(name): ...\n")
     assert missing("star:anything", [folder]) is None
     assert missing("lazy:anything", [folder]) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'globals()["dyn"] = build\n',
+        "setattr(sys.modules[__name__], 'dyn', build)\n",
+        "vars().update(dyn=build)\n",
+        "exec('dyn = build')\n",
+        "def make():\n    global dyn\n    dyn = build\nmake()\n",
+        "if True:\n    sys.modules[__name__].dyn = build\n",
+    ],
+)
+def test_a_name_that_a_module_makes_as_it_is_executed_is_believed(folder, source):
+    """Reading does not show it; importing does, and says so where it is not there."""
+    head = "import sys\nfrom torch import nn\n\n\ndef build():\n    return nn.Identity()\n\n\n"
+    (folder / "filled.py").write_text(head + source)
+    path = write(folder, ("torch.nn:Identity", "filled:dyn"))
+    assert messages(path) == []
+    with on_path(folder):
+        assert import_callable("filled:dyn", "model.factory", InputError)().__class__.__name__ == "Identity"
+    sys.modules.pop("filled")
 
 
 def test_a_folder_without_images(folder):

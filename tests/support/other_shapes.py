@@ -234,7 +234,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...] | None]] 
     "deeplab": (IMAGE_64, {"out": {}, "aux": {}}, None),
     "control flow": (X, {"y": {}}, ("capture: the model decides by the values of a tensor at ", "torch.where")),
     "control flow both ways": (
-        X, {"y": {}}, ("TorchScript (trace) computes something else", "Set model.baseline to script."),
+        X, {"y": {}}, ("capture: the model decides by the values of a tensor at ", "torch.where"),
     ),
     "custom op": (X, {"y": {}}, ("torch.onnx has no translation of other_shapes.twice.default.", "torch_tensorrt")),
     "nested output": (X, {"detections.0.boxes": {}, "detections.0.scores": {}}, None),

@@ -5,7 +5,7 @@ is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps i
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
 little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, it is set to zero; what lies before
 it is left as it is. In any other graph the last weight on each way is set to zero; without a convolution, a linear or a
-matmul of a weight, the last constant that is not zero.
+matmul of a weight, the last constant of the data that is not zero: the scales of a Resize say how a node computes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
 _QUANTIZERS = {"quantize_per_tensor": (SCALE_FACTOR, HOW_SCALE), "fp8_quantize": (1 / SCALE_FACTOR, HOW_FP8)}
 #: Operations of a program that give a weight stored in 4 bits; their second argument are the scales of its blocks.
 _FOUR_BITS = ("int4_dequantize", "fp4_dequantize")
+#: How many of an operator's inputs are data, where others are sizes, scales, axes or limits. Zeros in these make a
+#: graph invalid, or change nothing.
+_DATA_INPUTS = dict.fromkeys(("ConstantOfShape", "Range"), 0) | dict.fromkeys(
+    ("CumSum", "Dropout", "Expand", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK", "Trilu",
+     "Unsqueeze", "Upsample"), 1
+)  # fmt: skip
 _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
@@ -92,7 +98,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for i in (n.input[:1] if n.op_type == "DequantizeLinear" else n.input[:2])
         if i in constants
         and (n.op_type in WEIGHTED or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
-    ] or [(n, i) for n in graph.node for i in n.input if i in constants and _is_damaged_by_zero(constants[i])]
+    ] or [(n, i) for n, i in _read_as_data(graph) if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)
     met = _met_on_the_way_back(proto, set(), {name for _, name in weights})
@@ -114,6 +120,17 @@ def _changed(graph: GraphProto, name: str, readers: Sequence[NodeProto], new: Te
         for node in others:
             node.input[:] = [kept.name if given == name else given for given in node.input]
     constant.CopyFrom(new)
+
+
+def _read_as_data(graph: GraphProto) -> list[tuple[NodeProto, str]]:
+    """Every node from which data reach an output, with each of its inputs that is data, in the graph's order."""
+    reaching, found = {o.name for o in graph.output}, []
+    for node in reversed(graph.node):
+        if not reaching.isdisjoint(node.output):
+            count = 1 if node.op_type.startswith("Reduce") else _DATA_INPUTS.get(node.op_type, len(node.input))
+            reaching.update(node.input[:count])
+            found += [(node, name) for name in reversed(node.input[:count])]
+    return found[::-1]
 
 
 def _is_damaged_by_zero(constant: TensorProto) -> bool:

@@ -56,8 +56,8 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
 def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] | None:
     """What keeps `module:callable` from being imported, as (what must hold, what was got, next step); None if nothing.
 
-    The callable is looked for in the module's source. A module without Python source, or one that fills itself
-    (`from x import *`, `__getattr__`), is believed.
+    The callable is looked for in the module's source. A module without Python source, or one that may fill itself as it
+    is executed (`from x import *`, `__getattr__`, `globals()`), is believed: importing it says what it has.
     """
     module, _, name = target.partition(":")
     spec = find_module(module, folders)
@@ -80,10 +80,22 @@ def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] |
     return f"name something that {module} defines", repr(name), did_you_mean(name, public)
 
 
+#: Names by which code makes names that its text does not show.
+_FILLING = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "sys.modules", "vars"}
+
+
 def _names(source: bytes) -> set[str] | None:
-    """The names a module binds at its top level, inside `if` and `try` too; None when they cannot be found."""
+    """The names a module binds at its top level, inside `if` and `try` and by `global` too; None when its text does not
+    show them all."""
     names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(source)]
+    whole = ast.parse(source)
+    for node in ast.walk(whole):
+        used = node.id if isinstance(node, ast.Name) else ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if used in _FILLING or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__"):
+            return None
+        if isinstance(node, ast.Global):
+            names.update(node.names)
+    todo: list[ast.AST] = [whole]
     while todo:
         for node in ast.iter_child_nodes(todo.pop()):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -96,4 +108,4 @@ def _names(source: bytes) -> set[str] | None:
                 names.add(node.id)
             elif not isinstance(node, ast.Lambda):
                 todo.append(node)
-    return None if "__getattr__" in names else names
+    return names

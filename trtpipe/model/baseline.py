@@ -15,7 +15,7 @@ from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
-from trtpipe.model.export import example_inputs
+from trtpipe.model.export import example_inputs, export
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -67,6 +67,7 @@ def record_baseline(
         InputError: the model cannot be traced or scripted, TorchScript (or ONNX Runtime) and the network that is built
             from differ on the check data, the model does not repeat its outputs, or they cannot be compared: a shape
             that depends on the data, NaN or infinity, values that their binding's dtype cannot hold.
+        BuildError: a trace differs from the model as the model decides by values, which torch.export cannot capture.
     """
     with placed(loaded.module, device):
         return _recorded(loaded, batches, samples, batch_size, kind, torchscript, progress, device)
@@ -149,6 +150,8 @@ def _require_agreement(
         )
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         _require_repeatable(loaded, args)
+        if name == "trace":
+            export(loaded.module, loaded.inputs)  # what decides by values is no better off with a script
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
             f"baseline: {BASELINES[name]} ({name}) computes something else than {_BESIDE[name]} on the check data "

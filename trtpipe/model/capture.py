@@ -44,6 +44,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_one_graph(graph)
     _require_no_quantizers(graph)
     _require_no_writes(graph)
+    _require_no_projections(graph)
     widening, rounding = widened(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
         _spell_out_batch_norms(graph)
@@ -117,6 +118,24 @@ def _require_no_writes(graph: torch.fx.GraphModule) -> None:
             raise BuildError(
                 f"capture: {node.args[0]} ({source_line(node)}) writes into its arguments, and no engine does. Return "
                 "a new tensor from it: mutates_args=()."
+            )
+
+
+def _require_no_projections(graph: torch.fx.GraphModule) -> None:
+    """Refuse an LSTM whose hidden state is projected (Sak et al. 2014): ONNX's LSTM has one size for both its states.
+
+    Raises:
+        BuildError: there is one.
+    """
+    from trtpipe.model.nodes import calls, module_path, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) == "lstm"]:
+        states: Any = node.args[1]
+        hidden, cell = (state.meta["val"].shape[-1] for state in states)
+        if hidden != cell:
+            raise BuildError(
+                f"capture: {module_path(node) or 'the model'} is an LSTM with proj_size {hidden}, which no engine has. "
+                "Train it without proj_size, or write its steps as a Python loop of linears, sigmoids and tanhs."
             )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
 from calib.user_code import described
-from trtpipe.errors import BuildError, InputError
+from trtpipe.errors import BuildError, InputError, TrtpipeError
 from trtpipe.model.failures import branches_on_data, place_of, quantizes_in_forward, raised_by_the_model, typed_line
 from trtpipe.values import TensorSpec
 
@@ -62,7 +62,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             return torch.export.export(
                 module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes, strict=False
             )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TrtpipeError):  # an ONNX file's node that is refused is one of ours
         raise
     except BaseException as error:
         if raised_by_the_model(error):

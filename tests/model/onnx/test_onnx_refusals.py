@@ -95,7 +95,8 @@ def test_a_shape_that_is_computed_from_the_data(tmp_path: Path) -> None:
         load_network(saved(tmp_path / "m.onnx", made, {}))(torch.from_numpy(PLANE))
     assert str(caught.value) == (
         "model.onnx: Reshape (n1) takes a shape, an axis or a limit that is computed from the data, which no engine "
-        "can be built for. Export the network with constants there."
+        "can be built for, or in floats from a dynamic size, which is not converted. Export the network with constants "
+        "there, or with integers alone."
     )
 
 

@@ -98,13 +98,24 @@ def _matmul(node: Node, a: Value, b: Value) -> Value:
     return torch.matmul(as_tensor(a), as_tensor(b))
 
 
+def _started(pooled: torch.Tensor, x: torch.Tensor, pads: list[tuple[int, int]], strides: list[int]) -> torch.Tensor:
+    """The windows of a pool that start in `x` [N, C, ...] or in the padding before it; ONNX has no others.
+
+    With ceil_mode one more may start in the padding behind, which PyTorch takes for data where it was padded before.
+    """
+    ends = [-(-(size + a) // stride) for size, (a, _), stride in zip(x.shape[2:], pads, strides, strict=True)]
+    windows: Any = (..., *(slice(None, end) for end in ends))
+    return pooled[windows]
+
+
 def _max_pool(node: Node, x: Value) -> Value:
     data, kernel = as_tensor(x), node.get("kernel_shape")
     strides, dilations, pads = _windows(node, data, kernel)
-    data, padding = _padded(data, pads, float("-inf"), [k // 2 for k in kernel])
+    padded, padding = _padded(data, pads, float("-inf"), [k // 2 for k in kernel])
     pool: Any = _MAX_POOLS[len(kernel) - 1]
-    found: torch.Tensor = pool(data, kernel, strides, padding, dilations, bool(node.get("ceil_mode", 0)))
-    return found
+    more = bool(node.get("ceil_mode", 0))
+    found: torch.Tensor = pool(padded, kernel, strides, padding, dilations, more)
+    return _started(found, data, pads, strides) if more and padded is not data else found
 
 
 def _average_pool(node: Node, x: Value) -> Value:
@@ -114,10 +125,11 @@ def _average_pool(node: Node, x: Value) -> Value:
     uneven = any(a != b or a > k // 2 for (a, b), k in zip(pads, kernel, strict=True))
     if any(d != 1 for d in dilations) or (uneven and not whole):
         raise node.refused("has dilations, or uneven pads that are not counted", "Export it with even pads.")
-    data, padding = _padded(data, pads, 0.0, [k // 2 for k in kernel])
+    padded, padding = _padded(data, pads, 0.0, [k // 2 for k in kernel])
     pool: Any = _MEAN_POOLS[len(kernel) - 1]
-    found: torch.Tensor = pool(data, kernel, strides, padding, bool(node.get("ceil_mode", 0)), whole)
-    return found
+    more = bool(node.get("ceil_mode", 0))
+    found: torch.Tensor = pool(padded, kernel, strides, padding, more, whole)
+    return _started(found, data, pads, strides) if more and padded is not data else found
 
 
 def _global_average(node: Node, x: Value) -> Value:
@@ -177,7 +189,13 @@ def _lrn(node: Node, x: Value) -> Value:
 
 def _is_whole(lengths: Sequence[Any]) -> bool:
     """Whether all are whole numbers but for the rounding of a scale to float32."""
-    return all(not isinstance(n, float) or abs(n - round(n)) <= 1e-6 * n for n in lengths)
+    fixed = [n for n in lengths if isinstance(n, float)]
+    return all(abs(n - round(n)) <= 1e-6 * n for n in fixed) and not any(isinstance(n, torch.SymFloat) for n in lengths)
+
+
+def _length(size: Any, scale: Any) -> Any:
+    """A size times a scale: an integer, or a dynamic size, where the scale is whole."""
+    return size * int(scale) if float(scale).is_integer() else size * scale
 
 
 def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
@@ -192,7 +210,7 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     if node.op == "Upsample" or node.version < 11:
         how = "asymmetric"
     rank = data.dim() - 2
-    lengths = [by.get(a, 1) if sizes else d * by.get(a, 1) for a, d in enumerate(data.shape)]
+    lengths = [by.get(a, 1) if sizes else _length(d, by.get(a, 1)) for a, d in enumerate(data.shape)]
     # ONNX multiplies in float32, in which 12 * (28 / 12) is 28, and in PyTorch's float64 less.
     rounded = not sizes and any(
         int(np.float32(n) * np.float32(by.get(a, 1))) != int(lengths[a])
@@ -234,7 +252,7 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]
     options: dict[str, Any] = {} if mode == "nearest" else {"align_corners": how == "align_corners"}
     if sizes or how == "align_corners" or (rounded and mode != "nearest"):
-        sized = spatial if sizes else [round(n) if isinstance(n, float) else int(n) for n in lengths[2:]]
+        sized = spatial if sizes else [round(n) if isinstance(n, float) else n for n in lengths[2:]]
         return functional.interpolate(data, size=sized, mode=names[mode], **options)
     return functional.interpolate(data, scale_factor=[float(s) for s in spatial], mode=names[mode], **options)
 

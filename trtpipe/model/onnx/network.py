@@ -15,7 +15,7 @@ from trtpipe.errors import InputError
 from trtpipe.model.marks import mark
 from trtpipe.model.onnx.operators import OPERATORS
 from trtpipe.model.onnx.reading import OnnxFile, read
-from trtpipe.model.onnx.values import MOST_NUMBERS, Constant, Node, Value, as_tensor, numbers
+from trtpipe.model.onnx.values import MOST_NUMBERS, Constant, Node, Value, are_fixed, as_tensor, numbers
 
 
 class Scope(torch.nn.Module):
@@ -76,9 +76,12 @@ class OnnxNetwork(torch.nn.Module):
         for binding, x in zip(self.file.inputs, inputs, strict=True):
             wide = binding.name in self._wide
             values[binding.name] = x if wide else x.to(getattr(torch, binding.dtype))
+        sizes: list[Any] = [size for x in inputs for size in x.shape if not are_fixed([size])]
         for k, (node, run) in enumerate(zip(self._nodes, self._run, strict=True)):
             given = [_marked(node, k, values[name]) if name else None for k, name in enumerate(node.inputs)]
             values |= zip(node.outputs, run(node, given), strict=False)
+            if any(size.node.expr.is_number for size in sizes):
+                raise node.refused_of_sizes()
             for name in {n for n in node.inputs if self._last[n] == k} - self._kept:
                 values.pop(name, None)
         return {b.name: as_tensor(values[b.name]) for b in self.file.outputs}

@@ -9,10 +9,11 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from trtpipe.model.onnx.layers import LAYERS
-from trtpipe.model.onnx.shapes import SHAPES, axes_of, either
+from trtpipe.model.onnx.shapes import SHAPES, axes_of, either, largest, smallest
 from trtpipe.model.onnx.values import (
     Node,
     Value,
@@ -47,8 +48,30 @@ def _divided(a: Any, b: Any) -> torch.Tensor:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Of numbers; sizes are never negative, so that floor and ONNX's truncation agree."""
-    return a / b if isinstance(a, float) or isinstance(b, float) else a // b
+    """Of numbers and of dynamic sizes: that of integers rounded towards zero, without deciding by its sign."""
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    return largest(0, a // b) + smallest(0, -(-a // b))
+
+
+def _decided(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A comparison of dynamic sizes, where it has one answer for all that are declared."""
+
+    def of_sizes(a: Any, b: Any) -> Any:
+        answer = compare(a, b)
+        if statically_known_true(answer):
+            return True
+        return False if statically_known_true(torch.sym_not(answer)) else NotImplemented
+
+    return of_sizes
+
+
+def _power_of_numbers(base: Any, exponent: Any) -> Any:
+    return type(base)(base**exponent)  # of an integer it is one, whatever the exponent
+
+
+def _power_of_sizes(base: Any, exponent: Any) -> Any:
+    return base**exponent if isinstance(exponent, int) and exponent >= 0 else NotImplemented
 
 
 def _power(node: Node, x: Value, exponent: Value) -> Value:
@@ -58,17 +81,20 @@ def _power(node: Node, x: Value, exponent: Value) -> Value:
 
 
 def _modulo(node: Node, a: Value, b: Value) -> Value:
-    if are_numbers(a, b):
-        chosen: Value = either(math.fmod if node.get("fmod", 0) else operator.mod, _modulo)(node, a, b)
-        return chosen
-    x, y = as_tensor(a), as_tensor(b)
-    return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
+    of_signs_as = _OF_DIVIDEND if node.get("fmod", 0) else _OF_DIVISOR
+    return of_signs_as(node, a, b)
+
+
+#: The remainder of a division whose sign is that of the one or the other.
+_OF_DIVIDEND = either(math.fmod, _all(torch.fmod))
+_OF_DIVISOR = either(operator.mod, _all(torch.remainder), operator.mod)
+
+
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
 
 
 def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
-    if are_numbers(condition, a, b):
-        chosen: Value = either(lambda c, x, y: x if c else y, _where)(node, condition, a, b)
-        return chosen
     x, y = operands((a, b))
     return torch.where(as_tensor(condition), x, y)
 
@@ -273,8 +299,8 @@ _REDUCED: Mapping[str, Callable[..., torch.Tensor]] = {
 
 #: Reductions of a list of sizes to one number.
 _OF_SIZES: Mapping[str, Callable[..., Any]] = {
-    "ReduceMax": max,
-    "ReduceMin": min,
+    "ReduceMax": lambda sizes: largest(*sizes),
+    "ReduceMin": lambda sizes: smallest(*sizes),
     "ReduceProd": math.prod,
     "ReduceSum": sum,
 }
@@ -284,9 +310,10 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     **SHAPES,
     **LAYERS,
     **{name: _unary(f) for name, f in _UNARY.items()},
-    **{name: either(f, _tensors(f)) for name, f in {**_COMPARED, **_ARITHMETIC}.items()},
+    **{name: either(f, _tensors(f), _decided(f)) for name, f in _COMPARED.items()},
+    **{name: either(f, _tensors(f), f) for name, f in _ARITHMETIC.items()},
     **{name: _reduced(f, _OF_SIZES.get(name)) for name, f in _REDUCED.items()},
-    "Abs": either(abs, _unary(torch.abs)),
+    "Abs": either(abs, _unary(torch.abs), lambda size: largest(size, -size)),
     "And": either(operator.and_, _all(torch.logical_and)),
     "ArgMax": _argument(torch.argmax),
     "ArgMin": _argument(torch.argmin),
@@ -294,7 +321,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Celu": _with(functional.celu, alpha=1.0),
     "Clip": _clip,
     "CumSum": _cumsum,
-    "Div": either(_quotient, _tensors(_divided)),
+    "Div": either(_quotient, _tensors(_divided), _quotient),
     "Einsum": _einsum,
     "Elu": _with(functional.elu, alpha=1.0),
     "Floor": either(math.floor, _unary(torch.floor)),
@@ -305,15 +332,15 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),
     "LogSoftmax": _softmax(functional.log_softmax),
     "LpNormalization": _lp_normalization,
-    "Max": either(max, _all(torch.maximum)),
+    "Max": either(max, _all(torch.maximum), largest),
     "Mean": _mean_of,
-    "Min": either(min, _all(torch.minimum)),
+    "Min": either(min, _all(torch.minimum), smallest),
     "Mod": _modulo,
-    "Neg": either(operator.neg, _unary(torch.neg)),
+    "Neg": either(operator.neg, _unary(torch.neg), operator.neg),
     "Not": either(operator.not_, _unary(torch.logical_not)),
     "Or": either(operator.or_, _all(torch.logical_or)),
     "PRelu": _prelu,
-    "Pow": either(operator.pow, _power),
+    "Pow": either(_power_of_numbers, _power, _power_of_sizes),
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Selu": _selu,
@@ -323,6 +350,6 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Sum": _all(torch.add),
     "TopK": _top_k,
     "Trilu": _trilu,
-    "Where": _where,
+    "Where": either(_chosen, _where, _chosen),
     "Xor": either(operator.xor, _all(torch.logical_xor)),
 }

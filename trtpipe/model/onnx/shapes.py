@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from trtpipe.model.onnx.values import (
@@ -15,6 +17,7 @@ from trtpipe.model.onnx.values import (
     Node,
     Numbers,
     Value,
+    are_fixed,
     are_numbers,
     as_list,
     as_number,
@@ -56,34 +59,65 @@ def _cast(node: Node, x: Value) -> Value:
     dtype = DTYPES.get(node.get("to"))
     if dtype is None:
         raise node.refused(f"casts to a type that is not known here ({node.get('to')})", "Export it in FP32.")
-    if not are_numbers(x):
-        return as_tensor(x).to(dtype)
-    kind: Callable[[Any], Any] = bool if dtype == torch.bool else float if dtype.is_floating_point else _whole
-    return _each(kind, as_numbers(node, x))
+    kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+    cast = either(kind, lambda _, x: as_tensor(x).to(dtype), (lambda size: size) if kind is int else None)
+    return cast(node, x)
 
 
-def _whole(value: Any) -> Any:
-    return value if isinstance(value, torch.SymInt) else int(value)
+def either(
+    on_numbers: Callable[..., Any],
+    on_tensors: Callable[..., Value],
+    on_sizes: Callable[..., Any] | None = None,
+) -> Callable[..., Value]:
+    """An elementwise operator: by element where every operand is known beforehand, on tensors else.
 
+    Args:
+        on_numbers: of Python's numbers; a float that it gives is rounded to float32, in which ONNX computes.
+        on_tensors: of the node and its inputs.
+        on_sizes: of elements one of which is a dynamic size, to a whole number or a size; it may give NotImplemented.
+            A number made of a size any other way (`float`, `max`, an `if`) would be that of the one size with which the
+            graph is captured: where there is no such function, tensors are computed, whose dtype is ONNX's.
+    """
 
-def _each(function: Callable[..., Any], *arrays: Numbers) -> Numbers:
-    """A function of numbers on each element of broadcast arrays."""
-    together = np.broadcast_arrays(*arrays, subok=False) if len(arrays) > 1 else arrays
-    found = np.empty(together[0].shape, dtype=object)
-    for index in np.ndindex(together[0].shape):
-        found[index] = function(*(a[index] for a in together))
-    return found
-
-
-def either(on_numbers: Callable[..., Any], on_tensors: Callable[..., Value]) -> Callable[..., Value]:
-    """An elementwise operator: by element where every operand is known beforehand, on tensors else."""
+    def of_elements(elements: Sequence[Any]) -> Any:
+        if any(isinstance(e, torch.SymInt) for e in elements):
+            return NotImplemented if on_sizes is None else on_sizes(*elements)
+        found = on_numbers(*elements)
+        return float(np.float32(found)) if isinstance(found, float) else found
 
     def operator(node: Node, *values: Value) -> Value:
         if are_numbers(*values):
-            return _each(on_numbers, *(as_numbers(node, v) for v in values))
+            together = np.broadcast_arrays(*(as_numbers(node, v) for v in values), subok=False)
+            found = np.empty(together[0].shape, dtype=object)
+            for index in np.ndindex(found.shape):
+                found[index] = of_elements([a[index] for a in together])
+            if not any(f is NotImplemented for f in found.flat):
+                return found
         return on_tensors(node, *values)
 
     return operator
+
+
+def largest(*sizes: Any) -> Any:
+    """The largest of numbers and dynamic sizes: one of them where it is that for all sizes that are declared."""
+
+    def larger(a: Any, b: Any) -> Any:
+        if statically_known_true(a >= b):
+            return a
+        return b if statically_known_true(b >= a) else torch.sym_max(a, b)
+
+    return reduce(larger, sizes)
+
+
+def smallest(*sizes: Any) -> Any:
+    """The smallest of numbers and dynamic sizes, as `largest`."""
+
+    def smaller(a: Any, b: Any) -> Any:
+        if statically_known_true(a <= b):
+            return a
+        return b if statically_known_true(b <= a) else torch.sym_min(a, b)
+
+    return reduce(smaller, sizes)
 
 
 def _gather(node: Node, x: Value, indices: Value) -> Value:
@@ -94,9 +128,10 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
     if are_numbers(indices):
         places = as_numbers(node, indices)
         if places.ndim == 0:
-            return data.select(axis, int(places.item()))
+            return data.select(axis, places.item())
         size = data.shape[axis]
-        return data.index_select(axis, torch.tensor([p + size if p < 0 else p for p in places.tolist()]))
+        if places.ndim == 1 and are_fixed(places):
+            return data.index_select(axis, as_tensor(numbers([p + size if p < 0 else p for p in places.tolist()])))
     where = as_tensor(indices).to(torch.int64)
     where = torch.where(where < 0, where + data.shape[axis], where)  # ONNX counts from the end too
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
@@ -141,16 +176,22 @@ def _slice(
     first, last = axes_of(node, "starts", starts) or [], axes_of(node, "ends", ends) or []
     along = axes_of(node, "axes", axes) or list(range(len(first)))
     by = [1] * len(first) if steps is None else as_list(node, steps)
-    known = are_numbers(x)
+    known = are_numbers(x) and are_fixed(first) and are_fixed(last)
     data: Any = as_numbers(node, x) if known else as_tensor(x)
     for axis, low, high, step in zip(along, first, last, by, strict=True):
         axis %= data.ndim
-        if known or step > 0:
-            data = data[(*[slice(None)] * axis, slice(low, high, step))]
-        else:
-            places = range(int(data.shape[axis]))[slice(low, high, step)]
-            data = data.index_select(axis, torch.tensor(places, dtype=torch.int64))
+        if not known and step < 0:  # which no slice of PyTorch has
+            data, size = data.flip(axis), data.shape[axis]
+            low, high, step = (*(_from_the_end(node, n, size) for n in (low, high)), -step)
+        data = data[(*[slice(None)] * axis, slice(low, high, step))]
     return numbers(data) if known else data
+
+
+def _from_the_end(node: Node, place: Any, size: Any) -> Any:
+    """A place of an axis, counted from its other end: -1 is the first, and what lies beyond an end is that end."""
+    if isinstance(place, int):
+        return -1 - place if place < 0 else largest(0, size - 1 - place)
+    raise node.refused("goes backwards from or to a dynamic size", "Export it with constants there.")
 
 
 def _split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Value, ...]:
@@ -166,7 +207,7 @@ def _split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Value, ...
 
 def _reshape(node: Node, x: Value, shape: Value | None = None) -> Value:
     wanted = axes_of(node, "shape", shape) or []
-    if are_numbers(x) and all(isinstance(w, int) for w in wanted):
+    if are_numbers(x) and are_fixed(wanted):
         return as_numbers(node, x).reshape(wanted)
     data = as_tensor(x)
     if not node.get("allowzero", 0):
@@ -186,7 +227,7 @@ def _flatten(node: Node, x: Value) -> Value:
 
 
 def _expand(node: Node, x: Value, shape: Value) -> Value:
-    if are_numbers(x) and all(isinstance(n, int) for n in as_list(node, shape)):
+    if are_numbers(x) and are_fixed(as_list(node, shape)):
         known = as_numbers(node, x)
         return np.broadcast_to(known, np.broadcast_shapes(known.shape, tuple(as_list(node, shape))))
     data, wanted = as_tensor(x), as_list(node, shape)
@@ -199,7 +240,7 @@ def _constant_of_shape(node: Node, shape: Value) -> Value:
     wanted = as_list(node, shape)
     value = node.get("value")
     one = np.zeros(1, np.float32) if value is None else np.array(value).reshape(-1)
-    small = len(wanted) <= 1 and all(isinstance(w, int) and w <= MOST_NUMBERS for w in wanted)
+    small = len(wanted) <= 1 and are_fixed(wanted) and all(w <= MOST_NUMBERS for w in wanted)
     if small and one.dtype.kind in "iub":
         return numbers([one[0].item()] * math.prod(wanted)).reshape(wanted)
     return torch.full(wanted, one[0].item(), dtype=torch.from_numpy(one).dtype)
@@ -224,7 +265,7 @@ def _pad(
     mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}[
         node.get("mode", "constant")
     ]
-    first = min((a for a, p in both.items() if p != (0, 0)), default=data.dim() - 1)
+    first = min((a for a, p in both.items() if not are_fixed(p) or p != (0, 0)), default=data.dim() - 1)
     if mode != "constant":  # PyTorch wants a pair for every spatial dimension
         spatial = min(2, data.dim() - 1)
         if first < spatial:
@@ -242,9 +283,8 @@ def _transpose(node: Node, x: Value) -> Value:
 
 
 def _tile(node: Node, x: Value, repeats: Value) -> Value:
-    if are_numbers(x):
-        return np.tile(as_numbers(node, x), as_list(node, repeats))
-    return as_tensor(x).repeat(as_list(node, repeats))
+    times = as_list(node, repeats)
+    return np.tile(as_numbers(node, x), times) if are_numbers(x) and are_fixed(times) else as_tensor(x).repeat(times)
 
 
 def _depth_to_space(node: Node, x: Value) -> Value:

@@ -7,7 +7,7 @@ captured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,12 @@ class Node:
         """The error that this node cannot be converted."""
         return InputError(f"model.onnx: {self.op} ({self.name or self.path}) {what}. {step}")
 
+    def refused_of_sizes(self) -> InputError:
+        """The error that this node, as it is converted, takes one of the declared sizes alone."""
+        return self.refused(
+            "needs a dynamic size as a number", "Declare it as a number in inputs.*.shape, or export it with constants."
+        )
+
     def get(self, name: str, default: object = None) -> Any:
         """An attribute, or its default."""
         return self.attributes.get(name, default)
@@ -84,19 +90,25 @@ def are_numbers(*values: object) -> bool:
     return all(known(v) for v in values)
 
 
+def are_fixed(values: Iterable[Any]) -> bool:
+    """Whether no dynamic size is among numbers: nothing can be decided by one, or it were that of the sample."""
+    return not any(isinstance(v, torch.SymInt) for v in values)
+
+
 def as_numbers(node: Node, value: Value | None) -> Numbers:
     """The numbers of a value.
 
     Raises:
-        InputError: it is computed from the data.
+        InputError: it is computed from the data, or in floats from a dynamic size.
     """
     if isinstance(value, Constant) and value.numbers is not None:
         return value.numbers
     if isinstance(value, np.ndarray):
         return value
     raise node.refused(
-        "takes a shape, an axis or a limit that is computed from the data, which no engine can be built for",
-        "Export the network with constants there.",
+        "takes a shape, an axis or a limit that is computed from the data, which no engine can be built for, or in "
+        "floats from a dynamic size, which is not converted",
+        "Export the network with constants there, or with integers alone.",
     )
 
 
@@ -117,7 +129,7 @@ def as_tensor(value: Value) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     flat = list(value.reshape(-1))
-    if any(isinstance(v, torch.SymInt) for v in flat):
+    if not are_fixed(flat):
         return torch.stack([torch.scalar_tensor(v, dtype=torch.int64) for v in flat]).reshape(value.shape)
     kind = torch.bool if all(isinstance(v, bool) for v in flat) and flat else None
     if kind is None:
@@ -126,12 +138,17 @@ def as_tensor(value: Value) -> torch.Tensor:
 
 
 def operands(values: Sequence[Value]) -> list[Any]:
-    """Operands of an elementwise operator; a constant of one number and of rank 0 is that number where another operand
-    is a tensor, as it is in PyTorch's own graphs."""
+    """Operands of an elementwise operator; a fixed number of rank 0 is that number where another operand is a tensor,
+    as it is in PyTorch's own graphs."""
     found: list[Any] = []
     for value in values:
         one = value.numbers if isinstance(value, Constant) else value if isinstance(value, np.ndarray) else None
-        if one is not None and one.ndim == 0 and any(isinstance(v, torch.Tensor) for v in values):
+        if (
+            one is not None
+            and one.ndim == 0
+            and are_fixed(one.flat)
+            and any(isinstance(v, torch.Tensor) for v in values)
+        ):
             found.append(one.item() if isinstance(one, np.ndarray) else one)
         else:
             found.append(as_tensor(value))
