@@ -150,8 +150,8 @@ def test_a_table_made_otherwise_than_the_job_says_is_told_before_a_model_is_load
         path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{table: t.json" + asked + "}"))
         said.append([problem.message for problem in validate(path)])
     assert said == [[], [], [
-        f"calibration.table: {tmp_path}/t.json: must be made by mse, the job's algorithm (got one made by minmax). Leave "
-        "algorithm and percentile out of the job, which then takes the table's, or calibrate again."
+        f"calibration.table: {tmp_path}/t.json: must be made by mse, the job's algorithm (got one made by minmax). "
+        "Leave algorithm and percentile out of the job, which then takes the table's, or calibrate again."
     ]]  # fmt: skip
 
 
