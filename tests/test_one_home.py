@@ -163,6 +163,11 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
             if found := members(looked_in, 2):
                 passed.add(id(looked_in))
                 yield f"set: {', '.join(found)}", node.lineno
+        ends = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("startswith", "endswith"))
+        for ending in node.args[:1] if isinstance(node, ast.Call) and ends else ():
+            if found := members(ending, 2):
+                passed.add(id(ending))
+                yield f"set: {', '.join(found)}", ending.lineno
         if found := choices(node):
             yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
         for name, value in defaults(node):
@@ -286,8 +291,9 @@ def test_no_module_knows_some_suffixes_of_a_kind_of_file(tmp_path: Path) -> None
     assert suffixes(ROOT) == {}, "import all of them"
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text('IMAGES = (".png", ".jpg", ".bmp", ".webp")\n')
-    (tmp_path / "calib" / "other.py").write_text('TAKEN = {".jpg", ".png", ".bmp"}\n')
-    assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
+    for line in ('TAKEN = {".jpg", ".png", ".bmp"}', 'def taken(n): return n.lower().endswith((".jpg", ".png"))'):
+        (tmp_path / "calib" / "other.py").write_text(line)
+        assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
 
 
 def drifted(root: Path) -> list[str]:

@@ -215,3 +215,19 @@ def test_a_package_that_cannot_be_imported(
         f"{name} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages "
         f"that it needs. Run: pip install --force-reinstall {name}"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.EDQUOT, "/a: the disk quota is used up. Free some space, or choose another place."),
+        (errno.ENFILE, "/a: too many open files on this machine. End other programs, or use fewer workers."),
+        (errno.EIO, "/a: input/output error of the disk. Look at the system's log (`dmesg`), or choose another place."),
+        (errno.EBUSY, "/a: is in use by another program. End that program, or choose another place."),
+        (errno.ETXTBSY, "/a: is in use by another program. End that program, or choose another place."),
+        (errno.ESTALE, "/a: the network file system has lost it. Mount it again."),
+        (errno.EAGAIN, "/a: no more processes or threads can be started. Raise `ulimit -u`, or use fewer workers."),
+    ],
+)
+def test_what_seldom_happens_is_said_in_words_too(code: int, said: str) -> None:
+    assert str(user_error(OSError(code, os.strerror(code), "/a"))) == said

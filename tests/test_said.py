@@ -144,9 +144,10 @@ def unsaid(function: ast.FunctionDef) -> list[str]:
     signature = f"{ast.unparse(function.args)} -> {ast.unparse(function.returns or ast.Constant(None))}"
     raised = {ast.unparse(n.exc) for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None}
     missing = []
-    if re.search(r"\b(Array|Tensor|NDArray|ndarray)\b", signature) and not re.search(WITH_ARRAYS, text):
+    if re.search(r"\b(Array|Tensor|NDArray|ndarray|Outputs|Rows)\b", signature) and not re.search(WITH_ARRAYS, text):
         missing.append("shape or dtype")
-    if any(re.match(r"\w*Error\(", error) for error in raised) and not re.search(r"\w+Error\b|[Rr]efuse", text):
+    said = re.search(r"\bRaises?\b|\w+Error\b|[Rr]efuse", text)
+    if any(re.match(r"(?!SystemExit)[A-Z]\w*\(", error) for error in raised) and not said:
         missing.append("Raises")
     return [] if text.startswith("See `") else missing
 
@@ -172,6 +173,8 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
     assert of("The mean.") == ["shape or dtype", "Raises"]
     assert of("The mean of float32 [N].") == ["Raises"]
     assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []
+    other = ast.parse('def f(x: Outputs) -> float:\n    """The mean."""\n    raise Unfit("no")').body[0]
+    assert unsaid(other) == ["shape or dtype", "Raises"]  # type: ignore[arg-type]
 
 
 #: What a message begins with, a place, and ends with, a sentence; `{}` is what is filled in.

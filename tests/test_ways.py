@@ -35,6 +35,15 @@ WAYS: dict[str, tuple[set[str], str]] = {
         "calib.folders.below",
     ),
     "opens a database": ({"trtpipe.outputs"}, "outputs.open_database"),
+    "finds where Q/DQ can go": (
+        # of graphs that a correction, or a model's own Q/DQ, has changed
+        {"trtpipe.model.capture", "trtpipe.quantization.corrections.edits", "trtpipe.quantization.given"},
+        "Captured.sites",
+    ),
+    "makes a job": ({"trtpipe.job.load", "trtpipe.nightly.task"}, "load_job, which refuses what build refuses"),
+    "chooses the check's transform": (
+        {"trtpipe.job.job", "trtpipe.job.data_rules"}, "Job.check_transform",  # the latter asks whether there is one
+    ),
     "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
     "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
@@ -87,6 +96,10 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("ends with a number")
         if name == "sqlite3.connect":
             found.add("opens a database")
+        if name.rpartition(".")[2] == "find_sites":
+            found.add("finds where Q/DQ can go")
+        if name.endswith("Job.model_validate"):
+            found.add("makes a job")
         if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
             found.add("walks a folder")
         if name.endswith("ExitCode") and call.args:
@@ -124,6 +137,8 @@ def ways(module: ast.Module) -> frozenset[str]:
             isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_inside(node.value)
         ):
             found.add("changes a frozen value")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith("check.transform"):
+            found.add("chooses the check's transform")
         elif isinstance(node, ast.Match) and is_class_name(node.subject):
             found.add("tells a class by its name")
         elif isinstance(node, ast.Assert) and node.msg is not None:
@@ -272,6 +287,9 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("with open(path, 'w') as f: f.write(html)", "writes a file where it stays"),
         ("with path.open('wb') as f: f.write(data)", "writes a file where it stays"),
         ("with sqlite3.connect(path) as history: pass", "opens a database"),
+        ("for site in find_sites(captured.graph)[0]: pass", "finds where Q/DQ can go"),
+        ("job = Job.model_validate(yaml.safe_load(path.read_text()))", "makes a job"),
+        ("transform = job.check.transform or job.calibration.transform", "chooses the check's transform"),
         ("names = [n for _, _, names in os.walk(images) for n in names]", "walks a folder"),
         ("paths = sorted(p for p in images.rglob('*') if p.is_file())", "walks a folder"),
         ("from torchvision.datasets import ImageFolder\ndataset = ImageFolder(images)", "walks a folder"),

@@ -101,7 +101,11 @@ class Console:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show one stage: its bar while it runs, its time when it ends."""
+        """Show one stage: its bar while it runs, its time when it ends.
+
+        Raises:
+            Cancelled: the user asked to stop while it ran.
+        """
         stage = _Stage(name, time.monotonic())
         self._stages.append(stage)
         self._polled = False

@@ -33,7 +33,11 @@ class Unfit(Exception):
 
 
 def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, k: Whole = 5) -> Array:
-    """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0)."""
+    """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0).
+
+    Raises:
+        Unfit: the output is no scores, or a sample has no class.
+    """
     scores, known = _one(outputs, output), _array(labels)
     if scores.ndim != 2 or known.shape != (len(scores),):
         raise Unfit(f"needs scores [S, C] and a class for each sample (got {_shape(scores)} and {_shape(known)})")
@@ -57,6 +61,9 @@ def miou(
 
     The output is scores [S, C, H, W], of which the largest is taken, one logit [S, 1, H, W] or [S, H, W], which is
     class 1 over 0, or classes [S, H, W]. Labels are classes [S, H, W]; pixels labelled `ignore` do not count.
+
+    Raises:
+        Unfit: output and masks are of other sizes, or a class is beyond those there are.
     """
     scores, truth = _one(outputs, output), _array(labels)
     predicted = class_map(scores)
@@ -106,7 +113,13 @@ def class_map(output: Array) -> Array:
 def psnr(
     outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Reach = 1.0
 ) -> Rows:
-    """Peak signal to noise ratio over all samples, 10 log10(data_range^2 / mean squared error) dB; inf where equal."""
+    """Peak signal to noise ratio over all samples, 10 log10(data_range^2 / mean squared error) dB; inf where equal.
+
+    Rows are float64 [S, 2]: the sum of squared errors and the number of values. Output and labels are of one shape.
+
+    Raises:
+        Unfit: they are not.
+    """
     a, b = _pair(outputs, labels, output)
     off = ((a - b) ** 2).reshape(len(a), -1)
     rows = np.stack([off.sum(axis=1), np.full(len(a), off.shape[1], np.float64)], axis=1)
@@ -127,6 +140,9 @@ def ssim(
 
     Source: Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE Trans. Image
     Processing 13 (2004) 600-612.
+
+    Raises:
+        Unfit: output and labels are of other shapes, or smaller than a window.
     """
     a, b = _pair(outputs, labels, output)
     if a.ndim < 3 or min(a.shape[-2:]) < 11:

@@ -314,7 +314,11 @@ def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorS
 
 
 def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
-    """The plan's header, which must name the TensorRT of the target."""
+    """The plan's header, which must name the TensorRT of the target.
+
+    Raises:
+        BuildError: it is another library's, or another release's.
+    """
     header = plan.read_header(data)
     version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
     if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
