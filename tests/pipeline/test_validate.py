@@ -288,7 +288,7 @@ def test_the_version_must_be_one(folder, capsys):
 def test_a_release_that_nothing_is_built_for_is_refused(target, version, expected, purpose, folder):
     path = write(folder, ("  compute_capability: [8.6, 12.0]", f"  target: {target}"))
     found = judge(path, version=version, here=False, purpose=purpose)
-    said = [] if expected is None else [f"build.target: {expected}. Name the device's release with --for."]
+    said = [] if expected is None else [f"build.target: {expected}. Give a release with --for that is."]
     assert [p.message for _, problems in found for p in problems] == said
 
 

@@ -138,7 +138,7 @@ def _judged(
         refused: Iterable[tuple[str, str]] = ()
         wrong = None if version is None else unrecorded(job.build.target, version)
         if wrong is not None:
-            file.add(("build", "target"), f"{wrong}. Name the device's release with --for.")
+            file.add(("build", "target"), f"{wrong}. Give a release with --for that is.")
         elif purpose != "calibrate":
             refused = kit_refusals(job, version) if purpose == "prepare" else _refusals(job, version)
         for option, text in refused:
