@@ -97,6 +97,7 @@ def good(m: Members) -> list[tuple[tarfile.TarInfo, bytes]]:
 
 def with_manifest(m: Members, **changes: object) -> list[tuple[tarfile.TarInfo, bytes]]:
     raw = json.loads(m["manifest.json"]) | changes
+    del raw["digest"]  # as in a manifest of before
     data = (json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode()
     return good({**m, "manifest.json": data})
 
