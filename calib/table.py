@@ -150,10 +150,8 @@ class CalibrationTable:
                 f"{where}: must be made by {wanted}, the job's algorithm (got one made by {made}). Leave algorithm and "
                 "percentile out of the job, which then takes the table's, or calibrate again."
             )
-        if names:
-            raise CalibError(
-                f"{where}: must belong to this job (got one for other {', '.join(names)}). Calibrate again."
-            )
+        if other := ", ".join(names):
+            raise CalibError(f"{where}: must belong to this job (got one for other {other}). Calibrate again.")
 
     def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.

@@ -174,7 +174,7 @@ REFUSALS = [
      "build.default_device_type: Jetson Orin Nano has no DLA. Leave everything on the GPU."),
     (MACHINES[10], "implicit",
      "build.quantization: TensorRT 11.4.0.106 does not support calibrators and implicit quantization (got implicit). "
-     "Use explicit: Q/DQ in the graph."),
+     "Use explicit: Q/DQ in the graph. TensorRT before 11 has it."),
     (MACHINES[15], "fp16",
      "build.target: B200 (compute capability 10.0) must have TensorRT 10.8 or later (got 10.3.0). "
      "Build with such a release."),
