@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import trtpipe
-from trtpipe.bundle.manifest import Manifest
+from trtpipe.bundle.manifest import from_json
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
@@ -78,7 +78,7 @@ def test_figures_are_measured_judged_and_in_the_bundle(tmp_path: Path, capsys: p
     said = capsys.readouterr().out
     assert "right_drop" in said
     assert "limit 0.01" in said
-    manifest = Manifest.model_validate_json((tmp_path / "out" / "dense" / "manifest.json").read_text())
+    manifest = from_json((tmp_path / "out" / "dense" / "manifest.json").read_bytes(), "m")
     assert manifest.check is not None
     found = {m.name: m for m in manifest.check.metrics}
     assert found["right_baseline"].value == pytest.approx(found["right_engine"].value, abs=0.01)
@@ -89,7 +89,7 @@ def test_figures_are_measured_judged_and_in_the_bundle(tmp_path: Path, capsys: p
         "metrics.right.drop_max is of the job's own metric, and was not judged here",
         "metrics.overlap.min is of the job's own metric, and was not judged here",
     }
-    assert set(limits.given) == {"cosine_min"}  # the build's own worst cosine, as nothing else is left
+    assert set(limits.given) == {"cosine_worst_min"}  # the build's own worst cosine, as nothing else is left
     capsys.readouterr()
     assert main(["check", str(tmp_path / "out" / "dense")]) == 0
     assert "metrics.right.drop_max is of the job's own metric" in capsys.readouterr().out
@@ -138,7 +138,7 @@ def boxes_job(folder: Path, size: tuple[int, int] = (8, 8)) -> Path:
 def test_scores_of_boxes_are_no_classes_to_classify_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["build", str(boxes_job(tmp_path)), "-o", str(tmp_path / "out"), "-q"])
     bundle = tmp_path / "out" / "boxes"
-    manifest = Manifest.model_validate_json((bundle / "manifest.json").read_text())
+    manifest = from_json((bundle / "manifest.json").read_bytes(), "m")
     assert {s.name: s.classes for s in manifest.outputs} == {"boxes": True, "scores": False, "labels": False}
     with trtpipe.load(bundle, graph=True) as model, pytest.raises(InputError, match=r"has no output \[N, C\]"):
         model.classify([tmp_path / "images" / "0.png"])
