@@ -21,6 +21,7 @@ from trtpipe.evaluation.check import (
     CheckData,
     Damaged,
     Executor,
+    _without_the_labels,
     check_engine,
     measure,
     near_chance,
@@ -215,6 +216,23 @@ def test_accuracy_and_its_drop() -> None:
     assert found["top1_agreement"].interval == pytest.approx(binomial_interval(160, 200))
     assert found["cosine"].interval is None
     assert doubtful(metrics, 200, Limits(accuracy_drop_max=0.05)) == ()
+
+
+@pytest.mark.parametrize("order", [("scores", "box"), ("box", "scores")])
+@pytest.mark.parametrize(("last", "judged"), [(4, {"scores"}), (1, {"scores", "box"}), (-1, set())])
+def test_labels_are_of_the_outputs_that_have_a_column_for_each(order: Any, last: int, judged: set[str]) -> None:
+    """Two numbers beside the scores of seven classes are no classes of labels to 4: a coordinate, another head."""
+    rng = np.random.default_rng(0)
+    of = {"scores": rng.random((12, 7), np.float32), "box": rng.random((12, 2), np.float32)}
+    reference = {name: of[name] for name in order}
+    labels = np.arange(12) % (last + 1) if last >= 0 else np.full(12, -1)
+    measured, problems = measure(reference, reference, labels, Limits(accuracy_drop_max=0.01))
+    assert {m.output for m in measured if m.name.startswith("accuracy")} == judged
+    assert {m.output for m in measured if m.name == "top1_agreement"} == {"scores", "box"}
+    assert bool(problems) == (last < 0)
+    data = CheckData(lambda: iter(()), reference, labels, 12, Batching(INPUT, (), 4))
+    said = ("box: no accuracy was measured, as labels go to 4 and it has 2 columns",)
+    assert _without_the_labels(data) == (said if last == 4 else ())
 
 
 @pytest.mark.parametrize(

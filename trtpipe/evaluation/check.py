@@ -126,7 +126,8 @@ def check_engine(
     problems += more
     unsure = [m for m in measured if m.passed is False and not misses(m, limits)]
     labelled = None if data.labels is None else int((data.labels >= 0).sum())
-    notes = list(doubtful([m for m in measured if m not in unsure], data.samples, limits, labelled))
+    sure = [m for m in measured if m not in unsure]
+    notes = [*doubtful(sure, data.samples, limits, labelled), *_without_the_labels(data)]
     if require == "engine" and executed != "engine":
         problems.append(NOT_EXECUTED)
     if damaged is not None:
@@ -238,6 +239,7 @@ def measure(
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in outputs]
     problems += [f"output {n} was executed and has no baseline" for n in outputs if n not in reference]
     values: list[Metric] = []
+    scores = _class_scores(reference, unranked)
     for name in reference:
         if name not in outputs:
             continue
@@ -252,7 +254,8 @@ def measure(
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
-            values += _of_output(name, a, b, labels, ranks=name not in unranked and metrics.ranks_classes(a))
+            own_labels = labels if scores.get(name, 0) > _last_label(labels) else None
+            values += _of_output(name, a, b, own_labels, ranks=name in scores)
     if not problems:
         own, wrong = judgement.measure(outputs)
         values += own
@@ -278,12 +281,32 @@ def unjudgeable(
         unranked: as `measure` has it.
     """
     why: Mapping[str, str] = {}
-    if not any(name not in unranked and metrics.ranks_classes(a) for name, a in reference.items()):
+    if not _class_scores(reference, unranked):
         lacks = "cannot be judged: it needs an output of one score a class, float [N, 2 or more]"
         why = {limit: lacks for limit in SHARE_LIMITS if getattr(limits, limit) is not None}
     elif labels is None or not (labels >= 0).any():
         why = without_labels(limits)
     return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}
+
+
+def _class_scores(reference: Mapping[str, Array], unranked: Collection[str]) -> dict[str, int]:
+    """How many classes each output of one score a class has, float [S, 2 or more], by name."""
+    return {n: int(a.shape[1]) for n, a in reference.items() if n not in unranked and metrics.ranks_classes(a)}
+
+
+def _last_label(labels: Array | None) -> int:
+    """The largest of labels int64 [S]; -1 without any."""
+    return -1 if labels is None else int(labels.max(initial=-1))
+
+
+def _without_the_labels(data: CheckData) -> tuple[str, ...]:
+    """A note on each output of scores that has no column for some label: the labels are of another output's classes."""
+    last = _last_label(data.labels)
+    return tuple(
+        f"{name}: no accuracy was measured, as labels go to {last} and it has {count} columns"
+        for name, count in _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed}).items()
+        if count <= last
+    )
 
 
 def without_labels(limits: Limits) -> dict[str, str]:
