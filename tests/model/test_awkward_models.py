@@ -295,6 +295,20 @@ def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_an_inequality_of_sizes_is_said_too(tmp_path: Path) -> None:
+    """The solver of torch.export ends in an assertion of its own there, as of a pool behind a stride of 2."""
+    body = (
+        "z = nn.functional.max_pool2d(y[:, :, ::2], (3, 1), (2, 1), ceil_mode=True)\n"
+        "        return nn.functional.interpolate(z, size=(4, 4))"
+    )
+    shape = {"shape": ["N", 1, "L", 4], "N": {"min": 1, "opt": 2, "max": 4}, "L": {"min": 16, "opt": 32, "max": 64}}
+    file = job(tmp_path, body, ONE, "awkward_unequal", inputs={"x": shape})
+    np.save(tmp_path / "x.npy", np.zeros((6, 1, 32, 4), np.float32))
+    (problem,) = map(str, deep_problems(load_job(file)))
+    assert problem.startswith("capture: torch.export takes the model only where what it does holds for every size ")
+    assert problem.endswith(" or change what asks for that in the model, such as ceil_mode.")
+
+
 #: what forward does with y -> whether it answers the same each time
 REPEATED = {
     "return y + torch.rand_like(y)": False,

@@ -105,6 +105,9 @@ def _reason(error: BaseException) -> str:
             "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant. For a number of rows, "
             "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
+    # An inequality, which the solver of torch.export does not take.
+    if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", str(error)):
+        return _only_where(unsolved[1])
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
         lines = [line.strip() for line in str(error).splitlines()]
         specialized = [line for line in lines if "pecializ" in line]
@@ -113,11 +116,7 @@ def _reason(error: BaseException) -> str:
             fits = "; ".join(
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
             )
-            return (
-                "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
-                f"({asked}{f'; {fits} would do' if fits else ''}). Declare a number in inputs.*.shape, or change what "
-                "asks for that in the model, such as ceil_mode."
-            )
+            return _only_where(asked + (f"; {fits} would do" if fits else ""))
         return (
             "capture: the model fixes a dimension that the job declares as dynamic "
             f"({(*specialized, typed_line(error))[0]}). "
@@ -127,4 +126,12 @@ def _reason(error: BaseException) -> str:
     return (
         f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
+    )
+
+
+def _only_where(asked: str) -> str:
+    """The message where torch.export needs something of the sizes that not all of the declared ones have."""
+    return (
+        "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
+        f"({asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, such as ceil_mode."
     )

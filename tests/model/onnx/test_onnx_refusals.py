@@ -20,7 +20,7 @@ PLANE = np.ones((1, 1, 4, 4), np.float32)
 HALF, WHOLE = np.array(0.5, np.float32), np.array(1.0, np.float32)
 RESIZE = (
     "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, cubic_coeff_a -0.75, nothing "
-    "else set), over sizes that are fixed."
+    "else set), from fixed sizes to whole ones."
 )
 #: Operator, attributes, inputs after the first, which is PLANE, and what is said of it.
 OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
@@ -36,6 +36,10 @@ OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("Resize", {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
      [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
      "resizes in a way that is not converted (mode cubic, half_pixel, cubic_coeff_a -0.5, exclude_outside 1). "
+     + RESIZE),
+    ("Resize", {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [np.array([], np.float32), np.array([1, 1, 1.6, 0.7], np.float32)],
+     "resizes in a way that is not converted (mode linear, align_corners, by scales that give no whole sizes). "
      + RESIZE),
     ("GatherND", {"batch_dims": 1}, [np.zeros((1, 1), np.int64)], "has batch_dims. Export it without them."),
     ("ScatterND", {"reduction": "add"}, [np.zeros((1, 1), np.int64), PLANE],

@@ -244,10 +244,11 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     if not known:
         plain = {"cubic_coeff_a": -0.75, "exclude_outside": 0, "antialias": 0, "keep_aspect_ratio_policy": "stretch"}
         odd = [f"{a} {node.get(a, usual)}" for a, usual in plain.items() if node.get(a, usual) != usual]
+        odd += [] if mode == "nearest" or _is_whole(lengths[2:]) else ["by scales that give no whole sizes"]
         raise node.refused(
             f"resizes in a way that is not converted ({', '.join([f'mode {mode}', how, *odd])})",
             "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, cubic_coeff_a -0.75, "
-            "nothing else set), over sizes that are fixed.",
+            "nothing else set), from fixed sizes to whole ones.",
         )
     spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]
     options: dict[str, Any] = {} if mode == "nearest" else {"align_corners": how == "align_corners"}
