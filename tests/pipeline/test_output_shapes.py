@@ -13,7 +13,7 @@ import pytest
 
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.main import main
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.bench import bench_bundle
 from trtpipe.pipeline.build import Built, build
@@ -190,6 +190,13 @@ def test_a_shape_that_depends_on_the_data_is_refused(tmp_path: Path) -> None:
     net = NET.replace("self.b(torch.relu(self.a(x)))", "self.b(torch.relu(self.a(x[x[:, 0] > 0])))")
     file = job(tmp_path, "rows", module="net_of_data", net=net)
     with pytest.raises(InputError, match=r"outputs\.y: must have one shape for all samples"):
+        build(load_job(file), tmp_path / "out", Silent())
+
+
+def test_an_output_without_elements_is_refused_by_its_name(tmp_path: Path) -> None:
+    net = NET.replace("self.b(torch.relu(self.a(x)))", "self.b(torch.relu(self.a(x)))[:, :0]")
+    file = job(tmp_path, "rows", module="net_of_nothing", net=net)
+    with pytest.raises(BuildError, match=r"^outputs\.y: must have elements \(got \[N, 0\]\)\. Leave it out of what is"):
         build(load_job(file), tmp_path / "out", Silent())
 
 

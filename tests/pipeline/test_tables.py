@@ -228,7 +228,20 @@ def test_a_verdict_and_the_notes_name_the_same_thresholds(formats: tuple[Precisi
 
 
 def test_a_verdict_without_a_table_has_no_warnings_of_one() -> None:
-    assert verdict_warnings(cast(Lowered, SimpleNamespace(table=None)), cast(Source, None)) == ()
+    check = cast(Source, SimpleNamespace(sample_digests=("a", "b"), sample_count=2))
+    assert verdict_warnings(cast(Lowered, SimpleNamespace(table=None)), check) == ()
+
+
+@pytest.mark.parametrize(("copies", "warned"), [(0, False), (1, False), (2, True), (9, True)])
+def test_copies_of_one_sample_are_no_more_samples(copies: int, warned: bool) -> None:
+    """Six more of them would make an interval as narrow as its limit asks."""
+    digests = ("a",) * (copies + 1) + tuple("bcdefghij"[: 9 - copies])
+    check = cast(Source, SimpleNamespace(sample_digests=digests, sample_count=10))
+    said = (
+        f"{copies} of 10 check samples are copies of others: they prove what {10 - copies} samples prove, and "
+        "confidence intervals are narrower than that",
+    )
+    assert verdict_warnings(cast(Lowered, SimpleNamespace(table=None)), check) == (said if warned else ())
 
 
 @pytest.mark.parametrize("shared", [0, 1, 3])

@@ -145,7 +145,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     A formula such as `2*N` is the name of a dimension whose range is its values at the inputs' min, opt and max.
 
     Raises:
-        BuildError: an extent depends on the data, or the eager model's batch axis is not the graph's.
+        BuildError: an extent depends on the data or is zero, or the eager model's batch axis is not the graph's.
     """
     import torch
 
@@ -182,6 +182,9 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     for spec, node in zip(loaded.outputs, nodes[-1].args[0], strict=True):
         extents = [named(f"outputs.{spec.name}", e) for e in node.meta["val"].shape]
         shape = tuple(e for e, _, _ in extents)
+        if 0 in shape:
+            got = f"[{', '.join(map(str, shape))}]"
+            raise BuildError(f"outputs.{spec.name}: must have elements (got {got}). Leave it out of what is returned.")
         varying = [axis for axis, (_, _, varies) in enumerate(extents) if varies]
         axis = varying[0] if len(varying) == 1 and shape[varying[0]] == batch else None
         if isinstance(batch, int) or dims[batch].min == dims[batch].max:

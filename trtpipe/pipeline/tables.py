@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.values import Captured
 
+#: Share of the check's samples that may be copies of others without a warning.
+MOST_COPIES = 0.1
+
 
 def digests_of(captured: Captured, weights: str) -> dict[str, str]:
     """What a table made of this graph belongs to: the weights, and the operations whatever their sizes."""
@@ -128,7 +131,20 @@ def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None =
     if table is not None:
         unclipped = beyond_int8(lowered.layers, table, lowered.shared_scales)
         doubtful = doubtful_thresholds(counted(table, unclipped))
-    return (*doubtful, *overlap_warnings(table, check, fitted_to))
+    return (*doubtful, *overlap_warnings(table, check, fitted_to), *copies_warnings(check))
+
+
+def copies_warnings(check: Source) -> tuple[str, ...]:
+    """A warning when over a tenth of the check's samples are copies of others: confidence intervals count each as one
+    that was drawn by itself."""
+    different = len(set(check.sample_digests))
+    copies = check.sample_count - different
+    if copies <= MOST_COPIES * check.sample_count:
+        return ()
+    return (
+        f"{copies} of {check.sample_count} check samples are copies of others: they prove what {different} samples "
+        "prove, and confidence intervals are narrower than that",
+    )
 
 
 def overlap_warnings(table: CalibrationTable | None, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:

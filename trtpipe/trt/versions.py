@@ -71,7 +71,8 @@ def document(measured: JsonObject) -> str:
         "# What each TensorRT can do",
         "This page is written by `trtpipe.trt.versions` from the tables that the code goes by; a test keeps it so. At "
         "build time the imported module decides, by what is found in it; these tables decide for `trtpipe validate`, "
-        "and the contract tests hold the two against each other on the real Python bindings of each release below.",
+        "and the contract tests hold the two against each other on the real Python bindings of each release below. "
+        "TensorRT 9 is judged as 8.6: what came with 10.0 is refused for it.",
         "## Capabilities",
         _table(("capability", *(title(*r) for r in RELEASES), "from"), _capabilities()),
         "## Builder options",
