@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from calib.errors import CalibCancelled, CalibError
+from trtpipe.bundle.format import require_place
 from trtpipe.errors import _REFUSED, InputError, MissingError, user_error
 from trtpipe.outputs import (
     cache_folder,
@@ -156,6 +157,38 @@ def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:
     require_writable_file(Path("/dev/null"))
     assert [p.name for p in tmp_path.iterdir()] == ["there.json"]
     assert (tmp_path / "there.json").read_text() == "kept"
+
+
+@pytest.mark.parametrize("knows_nameless", [True, False])
+def test_no_other_process_sees_a_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_nameless: bool) -> None:
+    """A bundle with a file more is refused: by who reads it at that moment, and by all once a probe's process died."""
+    really_open, really_write, seen = os.open, os.write, []
+
+    def opened(path: str | Path, flags: int, *rest: int) -> int:
+        if not knows_nameless and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+        return really_open(path, flags, *rest)
+
+    def written(descriptor: int, data: bytes) -> int:
+        seen.append(list(tmp_path.rglob("*")))
+        return really_write(descriptor, data)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "write", written)
+    (tmp_path / "bundle").mkdir()
+    for probe in (require_writable_folder, require_writable_file, require_place):
+        probe(tmp_path / "bundle" if probe is not require_writable_file else tmp_path / "bundle" / "file")
+    assert seen == [[tmp_path / "bundle"]] * 3
+
+
+def test_a_place_for_a_bundle_is_probed_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle is moved into place: nothing is ever written into the one that is there."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    really_open, places = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, *rest: places.append(Path(path)) or really_open(path, *rest))
+    require_place(bundle)
+    assert places == [tmp_path]
 
 
 def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:

@@ -158,6 +158,15 @@ def require_writable_folder(path: Path) -> None:
     _require_writable(path, path)
 
 
+def require_replaceable_folder(path: Path) -> None:
+    """Probe that a folder made beside `path` can be moved there, over one that is there; it is not written into.
+
+    Raises:
+        OSError: it cannot, as writing it would say.
+    """
+    _require_writable(path, path.parent)
+
+
 def _require_writable(path: Path, folder: Path) -> None:
     """Write a little, and remove it, in `folder` or in the nearest folder above it that there is."""
     try:
@@ -178,10 +187,26 @@ def _probe(path: Path, folder: Path) -> None:
     longest = os.pathconf(place, "PC_NAME_MAX")
     if any(len(os.fsencode(name)) + _SIBLING_BYTES > longest for name in absent):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    probe = place / f".trtpipe-probe-{secrets.token_hex(8)}"
-    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
+    with _nameless(place) as descriptor:
         os.write(descriptor, bytes(_PROBE_BYTES))
+
+
+@contextmanager
+def _nameless(folder: Path) -> Iterator[int]:
+    """A new file in `folder` that has no name, so that neither a reader nor a killed process finds or leaves one.
+
+    Where a file system knows none (some network ones), the name is gone as soon as the file is open.
+    Source: open(2), O_TMPFILE.
+    """
+    try:
+        descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        named = folder / f".trtpipe-probe-{secrets.token_hex(8)}"
+        descriptor = os.open(named, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(named)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
-        os.unlink(probe)

@@ -31,7 +31,7 @@ from trtpipe.bundle.manifest import (
     to_json,
 )
 from trtpipe.errors import InputError
-from trtpipe.outputs import is_plain, naming, require_writable_folder
+from trtpipe.outputs import is_plain, naming, require_replaceable_folder
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
@@ -226,7 +226,7 @@ def require_place(destination: Path) -> None:
         InputError: something is there that is no bundle, or the place is in one.
         OSError: nothing can be written there.
     """
-    require_writable_folder(destination)
+    require_replaceable_folder(destination)
     _refuse_other(destination)
 
 
