@@ -45,8 +45,9 @@ def members(node: ast.AST, least: int = MEMBERS) -> tuple[str, ...]:
         node, least = node.slice, 2
     if not isinstance(node, ast.Tuple | ast.List | ast.Set):
         return ()
-    texts = [m.value for m in node.elts if isinstance(m, ast.Constant) and isinstance(m.value, str)]
-    return tuple(sorted(set(texts))) if len(texts) == len(node.elts) >= least else ()
+    written = [m for m in node.elts if not isinstance(m, ast.Starred)]
+    texts = [m.value for m in written if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+    return tuple(sorted(set(texts))) if len(texts) == len(written) >= least else ()
 
 
 def pattern(call: ast.Call) -> str:
@@ -99,7 +100,10 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 def rows(table: ast.Dict) -> frozenset[str]:
     """The rows of a table whose values are texts or numbers; what is called the same on both sides is no fact."""
-    pairs = zip(table.keys, table.values, strict=True)
+    pairs = list(zip(table.keys, table.values, strict=True))
+    for call in (value for key, value in pairs if key is None and isinstance(value, ast.Call)):
+        if ast.unparse(call.func) == "dict.fromkeys" and isinstance(call.args[0], ast.Tuple):
+            pairs += [(key, call.args[-1]) for key in call.args[0].elts]
     found = {
         skeleton(key): ast.unparse(value)
         for key, value in pairs
@@ -272,28 +276,38 @@ def test_a_name_for_two_types_is_found(tmp_path: Path) -> None:
     assert called_the_same(tmp_path) == {"Plan": ["calib/one.py", "calib/other.py"]}
 
 
-def suffixes(root: Path) -> dict[str, list[str]]:
-    """Sets of suffixes of files that are a part of another module's set, and where."""
+def parts(root: Path) -> list[str]:
+    """Sets in two modules that have two names in common of which each is more than a word: suffixes, keys of a job."""
     sets = [
-        (f"{path.relative_to(root).as_posix()}:{line}", frozenset(fact.removeprefix("set: ").split(", ")))
+        (f"{path.relative_to(root).as_posix()}:{line}", set(fact.removeprefix("set: ").split(", ")))
         for path in sources(root)
         for fact, line in facts(ast.parse(path.read_bytes()))
-        if re.fullmatch(r"set: \.\w+(, \.\w+)*", fact)
+        if fact.startswith("set: ")
     ]
-    return {
-        here: [there for there, all_of in sets if some < all_of and there.partition(":")[0] != here.partition(":")[0]]
-        for here, some in sets
-        if any(some < all_of for _, all_of in sets)
-    }
+    return [
+        f"{here} and {there}: {', '.join(sorted(a & b))}"
+        for (here, a), (there, b) in itertools.combinations(sets, 2)
+        if here.partition(":")[0] != there.partition(":")[0] and sum(not word.isidentifier() for word in a & b) > 1
+    ]
 
 
-def test_no_module_knows_some_suffixes_of_a_kind_of_file(tmp_path: Path) -> None:
-    assert suffixes(ROOT) == {}, "import all of them"
+def test_no_module_writes_out_a_part_of_a_set() -> None:
+    assert parts(ROOT) == [], "import all of them"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ('IMAGES = (".png", ".jpg", ".bmp", ".webp")', 'TAKEN = {".jpg", ".png", ".bmp"}', ".bmp, .jpg, .png"),
+        ('IMAGES = (".png", ".jpg", ".bmp")', 'def f(n): return n.endswith((".jpg", ".png"))', ".jpg, .png"),
+        ('KEYS = frozenset({*A, "a.b", "c.d", "name"})', 'for key in ("name", "c.d", "a.b"): ...', "a.b, c.d, name"),
+    ],
+)
+def test_a_part_of_a_set_that_is_written_out_is_found(one: str, other: str, both: str, tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()
-    (tmp_path / "calib" / "one.py").write_text('IMAGES = (".png", ".jpg", ".bmp", ".webp")\n')
-    for line in ('TAKEN = {".jpg", ".png", ".bmp"}', 'def taken(n): return n.lower().endswith((".jpg", ".png"))'):
-        (tmp_path / "calib" / "other.py").write_text(line)
-        assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
+    (tmp_path / "calib" / "one.py").write_text(one)
+    (tmp_path / "calib" / "other.py").write_text(other)
+    assert parts(tmp_path) == [f"calib/one.py:1 and calib/other.py:1: {both}"]
 
 
 def drifted(root: Path) -> list[str]:
@@ -352,6 +366,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ("class A:\n    k: int = 2048", "class B:\n    k: int = Field(default=2048, ge=1)"),
         ("class A:\n    k: float = Field(0.5)", "f(lambda k=0.5: k)"),
         ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
+        ('EXTRAS = {**dict.fromkeys(("a", "b"), "c"), "d": "e"}', 'OF = {"a": "c", "b": "c"}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
     ],
     ids=[
@@ -371,6 +386,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         "field",
         "positional field",
         "table",
+        "table of several",
         "function",
     ],
 )

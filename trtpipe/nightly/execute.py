@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
-from calib.user_code import OURS
 from trtpipe.bundle.format import place, require_place
 from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
-from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
@@ -41,6 +39,7 @@ from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
+from trtpipe.pipeline.own_modules import own_file
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 #: Outcome of a job that another process is building right now.
 BUSY = "busy"
-_NEVER = (*OURS, "__main__", "__mp_main__")
 
 
 def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
@@ -251,8 +249,7 @@ def _fresh_modules(job: Job, model_key: str, memory: Memory) -> Iterator[None]:
     named = {name for target in job.callables.values() for name in modules(target.partition(":")[0], folder)}
     stale = memory.stale_modules(model_key)
     for name in sorted(stale | (named if stale == memory.modules else frozenset())):
-        origin = getattr(sys.modules.get(name), "__file__", None)
-        if isinstance(origin, str) and name.partition(".")[0] not in _NEVER and not is_installed(origin):
+        if own_file(name) is not None:
             del sys.modules[name]
     importlib.invalidate_caches()
     before = set(sys.modules)

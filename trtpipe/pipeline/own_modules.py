@@ -58,7 +58,7 @@ def forget_stale(job: Job) -> None:
     folder's file, or from a file that has changed since, and those that import them."""
     folder = job.folder or Path.cwd()
     named = {n for target in job.callables.values() for n in modules(target.partition(":")[0], folder)}
-    loaded = {name: file for name in (named | set(_SINCE)) if (file := _own_file(name)) is not None}
+    loaded = {name: file for name in (named | set(_SINCE)) if (file := own_file(name)) is not None}
     stale = {name for name, file in loaded.items() if _is_stale(name, file, folder)}
     if not stale:
         return
@@ -81,8 +81,8 @@ def sources(job: Job, callables: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(own).encode()).hexdigest()
 
 
-def _own_file(name: str) -> str | None:
-    """The file of a loaded module, if it is the user's own."""
+def own_file(name: str) -> str | None:
+    """The file of the loaded module `name`, if it is the user's own: not of this package, a program, or installed."""
     file = getattr(sys.modules.get(name), "__file__", None)
     own = isinstance(file, str) and name.partition(".")[0] not in _NEVER and not is_installed(file)
     return file if own else None

@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
 import torch
 
 from calib.algorithms import threshold
 from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
 from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
+from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
 from trtpipe.model.sites import kept_sites
@@ -309,7 +309,7 @@ def _moved(domain: Domain, by_name: Mapping[str, torch.fx.Node]) -> Domain:
     )
 
 
-def _levels(fitted: Fitted) -> dict[str, np.ndarray]:
+def _levels(fitted: Fitted) -> dict[str, Array]:
     arrays = {}
     for name, (levels, steps) in fitted.levels.items():
         arrays[f"levels:{name}"] = levels.numpy()
@@ -317,5 +317,5 @@ def _levels(fitted: Fitted) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _biases(fitted: Fitted) -> dict[str, np.ndarray]:
+def _biases(fitted: Fitted) -> dict[str, Array]:
     return {f"bias:{name}": b.numpy() for name, b in fitted.biases.items()}

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from calib.errors import CalibError
+from calib.types import Array
 from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
 from trtpipe.model.sites import WEIGHTED, find_sites
 from trtpipe.values import Captured, Int8Weight
@@ -25,7 +25,7 @@ from trtpipe.values import Captured, Int8Weight
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Array]
 
 
 def corrected(captured: Captured, arrays: Arrays) -> Captured:

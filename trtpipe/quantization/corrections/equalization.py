@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calib.types import Array
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections.domains import Domain, groups_of
 from trtpipe.quantization.corrections.edits import Arrays
@@ -114,11 +115,9 @@ def _inputs(domain: Domain) -> tuple[Node, ...]:
     return tuple(dict.fromkeys(r.args[0] for r in domain.readers))  # type: ignore[misc]
 
 
-def equalize(
-    graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]
-) -> dict[str, np.ndarray]:
+def equalize(graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]) -> dict[str, Array]:
     """Scales for the constants around each domain, float32 [C], as `edits` writes them."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     for domain in domains:
         s = _scales(graph, domain, values)
         if s is not None:
@@ -126,9 +125,9 @@ def equalize(
     return dict(sorted(arrays.items()))
 
 
-def scales_around(domain: Domain, s: torch.Tensor) -> dict[str, np.ndarray]:
+def scales_around(domain: Domain, s: torch.Tensor) -> dict[str, Array]:
     """What the constants of a domain's makers and readers are multiplied by for channel scales `s` (float64 [C])."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     for maker in domain.makers:
         first = 2 if op_name(maker) == "layer_norm" else 1
         for constant in maker.args[first : first + 2]:
@@ -197,6 +196,6 @@ class _Reader:
         return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(1e-30))
 
 
-def merged(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
+def merged(first: Arrays, second: Arrays) -> dict[str, Array]:
     """Scales, float32 [C] by key, applied one after another."""
     return {**first, **{k: v * first[k] if k in first else v for k, v in second.items()}}
