@@ -1,4 +1,4 @@
-"""A job cannot have the name of a file that the night writes beside the bundles."""
+"""What stands in a night's folder: its own files, whose names no job can have, and bundles of other inputs."""
 
 from __future__ import annotations
 
@@ -21,3 +21,18 @@ def test_a_job_named_like_one_is_refused_before_it_is_built(
     assert main(["nightly", str(job), *places, "-q", "--workers", "0"]) == 2
     assert f"name: must not be that of a file of the night (got {name!r}). Rename the job." in capsys.readouterr().out
     assert not (tmp_path / "out" / name).is_dir()
+
+
+def test_inputs_that_come_back_are_said_to_be_those_of_an_earlier_night(tmp_path: Path) -> None:
+    """The bundle that their own replaces is whole, and nobody has touched it."""
+    jobs = nights.make_world(tmp_path / "jobs")
+    nights.write_job(jobs, "j", "build: {target: onnxruntime}\n")
+    weights = jobs / "w0.safetensors"
+    first = weights.read_bytes()
+    nights.night(tmp_path)
+    nights.write_weights(weights, scale=1.1)
+    assert nights.outcomes(nights.night(tmp_path)) == {"j": "built"}
+    weights.write_bytes(first)
+    report = nights.night(tmp_path)
+    assert nights.outcomes(report) == {"j": "reused"}
+    assert report["notes"] == ["j: its bundle in out was built of other inputs, and was put back from the cache"]

@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
+from trtpipe.model.adaptive import spell_out_adaptive_pools
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
@@ -60,6 +61,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _spell_out_products(graph)
     _spell_out_integer_divisions(graph)
     spell_out_einsums(graph)
+    spell_out_adaptive_pools(graph)
     _tidy(graph)
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))

@@ -241,7 +241,7 @@ class _Night:
         target = self.options.out / planned.name
 
         if not _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
-            was = "was not the one that was built" if os.path.lexists(target) else "was missing"
+            was = self._standing_instead(planned, target)
             if explaining:
                 if self.cache.get("bundle", key) is None:
                     return None
@@ -251,6 +251,16 @@ class _Night:
             else:
                 return None
         return recorded(record.facts, planned.name, str(planned.file), target)
+
+    def _standing_instead(self, planned: Planned, target: Path) -> str:
+        """What is where a job's bundle belongs, in words: nothing, that of an earlier night, or neither."""
+        if not os.path.lexists(target):
+            return "was missing"
+        past = self._latest.get(planned.name)
+        record = None if past is None else self.cache.get("built", past.outcome.key)
+        if record is not None and _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+            return "was built of other inputs"
+        return "was not the one that was built"
 
     def _reasons(self, name: str, ingredients: Ingredients) -> tuple[str, ...]:
         past = self._latest.get(name)

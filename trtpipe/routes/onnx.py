@@ -314,10 +314,21 @@ def _strip(model: ModelProto) -> None:
 
 
 def _name_dimensions(model: ModelProto, quantized: Quantized) -> None:
-    """Give dynamic dimensions of inputs and outputs the job's own names."""
+    """Give dynamic dimensions of inputs and outputs the job's own names.
+
+    Raises:
+        BuildError: the exporter has fixed one of an input, though the graph takes several sizes of it.
+    """
     values = {v.name: v for v in (*model.graph.input, *model.graph.output)}
     for spec in (*quantized.inputs, *quantized.outputs):
         for axis, extent in enumerate(spec.shape):
             dim = values[spec.name].type.tensor_type.shape.dim[axis]
+            fixed = str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param
+            if spec in quantized.inputs and fixed.isdigit() and spec.at("min")[axis] != spec.at("max")[axis]:
+                raise BuildError(
+                    f"onnx: PyTorch's exporter fixed the dynamic dimension {extent} of input {spec.name} at {fixed}: "
+                    f"it translates an operation for that size alone. Declare one size of {extent} in inputs, or "
+                    "write the operations that depend on it in others."
+                )
             if isinstance(extent, str) and not dim.HasField("dim_value"):
                 dim.dim_param = extent

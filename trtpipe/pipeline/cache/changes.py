@@ -31,7 +31,8 @@ _READ_AS = {
 
 
 def change(name: str, before: str | None, now: str | None) -> str:
-    """What became of an ingredient, as a line: added, removed, or from what to what; None where it was not there."""
+    """What became of an ingredient, as a line: added, removed, or from what to what; None where it was not there, as a
+    key of the job is not that has its value by default."""
     short, shown = (
         name,
         name.startswith(("job ", "version ", "path "))
@@ -45,7 +46,8 @@ def change(name: str, before: str | None, now: str | None) -> str:
     elif " source " in f" {name}" and name != "trtpipe source":
         short = f"source of {name.rpartition(' ')[2]}"
     if before is None or now is None:
-        what = "added" if before is None else "removed"
+        gone = "removed, or set to its default" if name.startswith("job ") else "removed"
+        what = "added" if before is None else gone
         return f"{short} {what}" + (f" ({before or now})" if shown else "")
     return f"{short} {_cut(before)} -> {_cut(now)}" if shown else f"{short} changed"
 
