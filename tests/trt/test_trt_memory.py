@@ -141,11 +141,20 @@ def test_the_double_has_the_signatures_of_the_real_cuda_python():
 
 
 @pytest.mark.parametrize(
-    ("cuda", "step"),
-    [("", "'trtpipe[edge]'"), ("11.4", "'cuda-python<12'"), ("12.6", "'cuda-python<13'"), ("13.0", "'cuda-python<14'")],
-)
-def test_without_any_provider_each_reason_is_told(monkeypatch, runtime, cuda, step):
+    ("cuda", "installed", "step"),
+    [
+        ("", None, "Install one: pip install 'trtpipe[edge]'."),
+        ("11.4", "13.0.1", "Install one: pip install 'cuda-python<12'."),
+        ("12.6", "13.0.1", "Install one: pip install 'cuda-python<13'."),
+        ("13.0", "12.8.0", "Install one: pip install 'cuda-python<14'."),
+        # what is installed already is not to be installed
+        ("13.0", "13.4.4", "cuda-python is of the driver's own CUDA: see what `nvidia-smi` says, or install a newer "
+                           "driver."),
+    ],
+)  # fmt: skip
+def test_without_any_provider_each_reason_is_told(monkeypatch, runtime, cuda, installed, step):
     runtime(cudaGetDeviceCount=100)
+    monkeypatch.setattr(memory, "version", lambda module: installed)
     monkeypatch.setattr(memory, "probe", lambda: Driver(cuda))
     monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
@@ -153,8 +162,8 @@ def test_without_any_provider_each_reason_is_told(monkeypatch, runtime, cuda, st
         open_memory()
     assert str(raised.value) == (
         "device memory: none of torch with CUDA, cuda-python and pycuda works (torch: not installed; cuda-python: "
-        "cudaGetDeviceCount: cudaErrorNoDevice; pycuda: not installed). Install one: pip install "
-        f"{step}."
+        "cudaGetDeviceCount: cudaErrorNoDevice; pycuda: not installed). "
+        f"{step}"
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import MissingError, first_line
+from trtpipe.packages import version
 from trtpipe.trt.driver import memory_command, probe
 from trtpipe.trt.owned import Owned, Owner
 
@@ -103,15 +104,20 @@ def open_memory(provider: Provider | None = None) -> DeviceMemory:
     Raises:
         MissingError: when none works; the message says why each did not.
     """
-    reasons = []
+    reasons, refused = [], False
     for name in (provider,) if provider else tuple(_PROVIDERS):
         try:
             return _PROVIDERS[name]()
         except _Unusable as error:
             reasons.append(f"{name}: {error}")
+            refused |= isinstance(error.__cause__, _CudaError)
+    cuda, installed = probe().cuda, version("cuda")
+    if refused and installed and installed.partition(".")[0] == cuda.partition(".")[0]:
+        step = "cuda-python is of the driver's own CUDA: see what `nvidia-smi` says, or install a newer driver."
+    else:
+        step = f"Install one: {memory_command(cuda)}."
     raise MissingError(
-        f"device memory: none of torch with CUDA, cuda-python and pycuda works ({'; '.join(reasons)}). "
-        f"Install one: {memory_command(probe().cuda)}."
+        f"device memory: none of torch with CUDA, cuda-python and pycuda works ({'; '.join(reasons)}). {step}"
     )
 
 
