@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -21,6 +25,17 @@ _LEVELS: Mapping[Optimization, str] = {
     "basic": "ORT_ENABLE_BASIC",
     "none": "ORT_DISABLE_ALL",
 }
+#: Opens the graph on stdin as `OrtRunner` does.
+_TRY = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.intra_op_num_threads = 1
+options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, sys.argv[2])
+onnxruntime.InferenceSession(sys.stdin.buffer.read(), options, providers=["CPUExecutionProvider"])
+"""
 
 
 class OrtRunner:
@@ -39,7 +54,7 @@ class OrtRunner:
 
     Raises:
         MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and the graph has NVFP4.
-        BuildError: ONNX Runtime refuses the file.
+        BuildError: ONNX Runtime refuses the file, or its optimizer ends the process that tries it.
     """
 
     def __init__(
@@ -68,6 +83,8 @@ class OrtRunner:
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
+        if optimization != "none":
+            _require_optimizable(model if isinstance(model, bytes) else Path(model).read_bytes(), optimization)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it refuses is raised below
         options.intra_op_num_threads = threads
@@ -141,3 +158,19 @@ class OrtRunner:
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes and dtypes.") from error
         return dict(zip(self._outputs, outputs, strict=True))
+
+
+def _require_optimizable(model: bytes, optimization: Optimization) -> None:
+    """Let a process of its own open the graph first: what ONNX Runtime's optimizer makes of one may be a crash (1.31.1
+    crashes on every LSTM and GRU in FP16), and no process can say so of itself.
+
+    Raises:
+        BuildError: the process was ended by a signal.
+    """
+    command = (sys.executable, "-c", _TRY, json.dumps(sys.path), _LEVELS[optimization])
+    code = subprocess.run(command, input=model, capture_output=True, check=False).returncode
+    if code < 0:
+        raise BuildError(
+            f"graph: ONNX Runtime crashes as it optimizes it ({signal.Signals(-code).name}). Build it in another "
+            "precision, or install another release of onnxruntime."
+        )

@@ -346,7 +346,7 @@ def load(
     trusted = Path(key) if key is not None else signing.configured_key()
     bundle, _ = compatibility.admit(Path(path), trusted)
     if failed := compatibility.failure(bundle.manifest):
-        logging.getLogger("trtpipe").warning("%s: %s", path, failed)
+        logging.getLogger("trtpipe").warning("%s: %s", bundle.path, failed)
     return open_model(bundle, graph=graph, as_written=as_written, specialization=specialization)
 
 
