@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
 from trtpipe.model.adaptive import spell_out_adaptive_pools
+from trtpipe.model.bags import spell_out_embedding_bags
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
@@ -62,6 +63,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _spell_out_integer_divisions(graph)
     spell_out_einsums(graph)
     spell_out_adaptive_pools(graph)
+    spell_out_embedding_bags(graph)
     _tidy(graph)
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))

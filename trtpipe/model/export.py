@@ -121,7 +121,8 @@ def _reason(error: BaseException) -> str:
             "capture: the model fixes a dimension that the job declares as dynamic "
             f"({(*specialized, typed_line(error))[0]}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
-            "    x = x.reshape(x.shape[0], -1)"
+            "    x = x.reshape(x.shape[0], -1)\n"
+            "torch.linspace of x.shape fixes it too: torch.arange does not."
         )
     return (
         f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "

@@ -19,7 +19,7 @@ from trtpipe.errors import InputError
 from trtpipe.model.onnx.network import load_network
 
 #: What is refused by the node's name, for one that is called n0.
-REFUSED = r"AveragePool \(n0\) has dilations, or uneven pads that are not counted"
+REFUSED = r"AveragePool \(n0\) has (dilations|uneven pads that are not counted)"
 
 
 @st.composite

@@ -123,8 +123,10 @@ def _average_pool(node: Node, x: Value) -> Value:
     strides, dilations, pads = _windows(node, data, kernel)
     whole = bool(node.get("count_include_pad", 0))
     uneven = any(a != b or a > k // 2 for (a, b), k in zip(pads, kernel, strict=True))
-    if any(d != 1 for d in dilations) or (uneven and not whole):
-        raise node.refused("has dilations, or uneven pads that are not counted", "Export it with even pads.")
+    if any(d != 1 for d in dilations):
+        raise node.refused("has dilations", "Write it as a depthwise convolution of equal weights.")
+    if uneven and not whole:
+        raise node.refused("has uneven pads that are not counted", "Export it with even pads.")
     padded, padding = _padded(data, pads, 0.0, [k // 2 for k in kernel])
     pool: Any = _MEAN_POOLS[len(kernel) - 1]
     more = bool(node.get("ceil_mode", 0))
