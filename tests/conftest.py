@@ -1,6 +1,8 @@
 """For every test: nothing of whoever runs them reaches what they run, and random tensors are the same each time."""
 
 import contextlib
+import copy
+import functools
 import gc
 import importlib
 import importlib.util
@@ -72,6 +74,31 @@ def collected() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_registry() -> None:
+    """PyTorch's ONNX exporter reads its thousand translations from their sources once an opset, not for each export:
+    that is half a second of each. A registry that an export gets is its own, as it adds to it."""
+    if "torch" not in sys.modules:
+        return
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # another release, which does as it does
+        return
+    made = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(*opset: int, **named: int) -> ONNXRegistry:
+        registry = copy.copy(made(*opset, **named))
+        registry.functions = {target: list(known) for target, known in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of long tests first, so that no process is left alone with one at the end (`--no-loadscope-reorder`)."""
+    items.sort(key=lambda item: item.get_closest_marker("acceptance") is None)
 
 
 @pytest.fixture(autouse=True)

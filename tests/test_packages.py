@@ -137,3 +137,19 @@ def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:
     for record in site.glob("*/RECORD"):
         record.unlink()
     assert packages.package("tensorrt") == Package("tensorrt", "8.6.1")
+
+
+def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
+    monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.15.0"))
+    monkeypatch.setattr(packages, "_asked", lambda: {"torchvision": packages.SpecifierSet(">=0.21,<0.31")})
+    assert packages.unfit("torchvision") == (
+        "torchvision must be <0.31,>=0.21 (got 0.15.0). Run: pip install 'torchvision<0.31,>=0.21'"
+    )
+    assert packages.unfit("onnx") is None
+    monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.29.2+cu130"))
+    assert packages.unfit("torchvision") is None
+
+
+def test_too_little_address_space_is_no_damage():
+    said = packages.broken("torch", "ImportError: libtorch_cpu.so: failed to map segment from shared object")
+    assert said.endswith("There is too little memory or address space for it: see `free -m` and `ulimit -v`.")

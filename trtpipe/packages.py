@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "tensorrt": (
@@ -100,6 +104,32 @@ def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
     return f"{f'pip uninstall -y {away} && ' if away else ''}pip install {shlex.quote(requirement)}"
 
 
+def unfit(module: str) -> str | None:
+    """Why the installed release of a module is none that trtpipe's own metadata asks for, and what to do; None where it
+    is, where none is installed, and where that metadata says nothing of it."""
+    installed, asked = package(module), _asked()
+    if installed is None or installed.distribution not in asked:
+        return None
+    wanted = asked[installed.distribution]
+    try:
+        if wanted.contains(installed.version, prereleases=True):
+            return None
+    except InvalidVersion:
+        return None
+    fitting = pip_install(f"{installed.distribution}{wanted}")
+    return f"{installed.distribution} must be {wanted} (got {installed.version}). Run: {fitting}"
+
+
+@functools.cache
+def _asked() -> Mapping[str, SpecifierSet]:
+    """Releases of other distributions that trtpipe's `build` extra names."""
+    try:
+        listed = map(Requirement, metadata.requires(__package__) or ())
+    except metadata.PackageNotFoundError:
+        return {}
+    return {r.name: r.specifier for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})}
+
+
 def not_installed(*modules: str) -> str:
     """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
     *most, last = modules
@@ -114,6 +144,8 @@ def broken(module: str, reason: object) -> str:
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
     said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
     cannot = f"{module} is installed and cannot be imported ({said})."
+    if "failed to map segment" in said or "Cannot allocate memory" in said:
+        return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
     return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"

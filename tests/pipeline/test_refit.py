@@ -195,4 +195,7 @@ def test_what_is_no_single_plan_is_not_refitted(tmp_path):
     graph = manifest.model_copy(
         update={"engine": manifest.engine.model_copy(update={"target": "onnxruntime", "file": "model.onnx"})}
     )
-    assert line.fixed(graph) == "the engine must be one TensorRT plan (got model.onnx). Build it anew."
+    assert (
+        line.fixed(graph)
+        == "the engine must be one TensorRT plan (got model.onnx). Build the job with the new weights."
+    )

@@ -34,10 +34,10 @@ def test_an_empty_build_asks_for_nothing():
 REFUSED = [
     ({"plugins": ("libtwice.so",)}, FP16, RTX,
      ["build.plugins: TensorRT-RTX 1.7.1.116 does not support plugins (got libtwice.so). Write the operation in others "
-      "that it has, or use build.target tensorrt. TensorRT 10.0 or later has it."]),
+      "that it has. TensorRT 10.0 or later has it."]),
     ({"plugins": ("libtwice.so",)}, FP16, OLD,
      ["build.plugins: TensorRT 8.6.1 does not support plugins (got libtwice.so). Write the operation in others that it "
-      "has, or use build.target tensorrt. TensorRT 10.0 or later has it."]),
+      "has. TensorRT 10.0 or later has it."]),
     ({"strip_plan": True}, FP16, OLD,
      [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,

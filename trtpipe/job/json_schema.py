@@ -18,7 +18,8 @@ _HEAD = """\
 <!-- Made by `make schema` from the models in trtpipe/job/sections.py and build_options.py, and by json_schema.py. -->
 
 A job is one YAML file. `trtpipe validate job.yaml` says what is wrong with one, with its line: all
-that shows without running code of yours; `--deep` runs the model too, and finds globs that match nothing, for one.
+that shows without running code of yours and from the packages' metadata; `--deep` runs the model too, and finds globs
+that match nothing, and packages that are installed and cannot be imported, for two.
 `trtpipe schema` prints its JSON Schema, with which an editor completes and checks when the first line names it:
 
 ```yaml

@@ -71,7 +71,7 @@ def bag(
     if weights is not None:
         found = found * weights.unsqueeze(2)
     if padding is None:
-        return ({"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](found, 1),)
+        return (found.amax(1) if mode == "max" else found.mean(1) if mode == "mean" else found.sum(1),)
     there = (rows != padding % len(weight)).unsqueeze(2)
     if mode == "max":
         largest = found.masked_fill(~there, -torch.inf).amax(1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from trtpipe.errors import TrtpipeError
+from trtpipe.errors import MissingError, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
+from trtpipe.packages import unimportable
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.routes.onnx import to_onnx
@@ -24,6 +25,8 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     from trtpipe.quantization.quantize import quantize
 
     problems: list[TrtpipeError] = []
+    if (unusable := unimportable("onnxruntime")) is not None:  # the others are imported below
+        problems.append(MissingError(unusable))
     try:
         loaded = load_model(job, job.folder)
     except TrtpipeError as error:

@@ -67,7 +67,7 @@ def fixed(bundle: Manifest) -> str:
     engine = bundle.engine
     assert engine is not None
     if engine.target == "onnxruntime" or engine.fallback:
-        return f"the engine must be one TensorRT plan (got {engine.file}). Build it anew."
+        return f"the engine must be one TensorRT plan (got {engine.file}). Build the job with the new weights."
     if bundle.build.refit not in CHANGEABLE:
         got = bundle.build.refit
         return f"the engine must have been built with build.refit: all or individual (got {got}). Build it so."

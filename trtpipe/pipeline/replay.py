@@ -77,8 +77,11 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
         if then.engine.options.get(name) != here.engine.options.get(name)
     )
     why += [f"other options ({', '.join(changed)})"] if changed else []
+    asked, asks = then.precision.model_dump(), here.precision.model_dump()
+    recast = sorted(key for key in asks if asked[key] != asks[key])
+    why += [f"another precision ({', '.join(recast)})"] if recast else []
     graphs = [m.files[GRAPH].sha256 if GRAPH in m.files else "" for m in (then, here)]
-    if graphs[0] != graphs[1]:
+    if graphs[0] != graphs[1] and not recast:
         why.append(f"{GRAPH} differs: the model, its weights, the calibration or trtpipe's own code changed")
     if then.engine.target == "tensorrt" and TIMING_CACHE not in then.files:
         why.append(

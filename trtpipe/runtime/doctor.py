@@ -28,6 +28,7 @@ from trtpipe.packages import (
     import_failures,
     install_command,
     pip_install,
+    unfit,
     version,
 )
 from trtpipe.routes import options as route_options
@@ -158,6 +159,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
     missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
+    wrong = wrong or next(filter(None, map(unfit, CAPTURE)), None)
     reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
     why, _, command = reason.partition(" Run: ")
     return _ability(

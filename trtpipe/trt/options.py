@@ -96,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("gpu_fallback", _always("dla")),
     Option("device_types", _devices),
     Option("plugins", _always("plugins"),
-           "Write the operation in others that it has, or use build.target tensorrt."),
+           "Write the operation in others that it has."),
 )  # fmt: skip
 
 

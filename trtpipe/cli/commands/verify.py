@@ -12,6 +12,7 @@ from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
 from trtpipe.runtime.compatibility import admit, another_model, failure, problems, remarks
 from trtpipe.runtime.device import this_device
+from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import open_model
 
@@ -30,6 +31,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> Exit
     opened, signature = admit(bundle, trusted(key))
     manifest, device = opened.manifest, this_device()
     mismatches, notes = problems(manifest, device), remarks(manifest, device)
+    if manifest.kind == "kit" and not mismatches and (lacking := lacking_memory(manifest.build, device)):
+        mismatches = (lacking,)
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
         with open_model(opened, as_written=True) as model:
