@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from trtpipe import packages
 from trtpipe.packages import Package
@@ -141,7 +142,7 @@ def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:
 
 def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
     monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.15.0"))
-    monkeypatch.setattr(packages, "_asked", lambda: {"torchvision": packages.SpecifierSet(">=0.21,<0.31")})
+    monkeypatch.setattr(packages, "_asked", lambda: {"torchvision": SpecifierSet(">=0.21,<0.31")})
     assert packages.unfit("torchvision") == (
         "torchvision must be <0.31,>=0.21 (got 0.15.0). Run: pip install 'torchvision<0.31,>=0.21'"
     )

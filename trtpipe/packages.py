@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
@@ -107,6 +107,8 @@ def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
 def unfit(module: str) -> str | None:
     """Why the installed release of a module is none that trtpipe's own metadata asks for, and what to do; None where it
     is, where none is installed, and where that metadata says nothing of it."""
+    from packaging.version import InvalidVersion
+
     installed, asked = package(module), _asked()
     if installed is None or installed.distribution not in asked:
         return None
@@ -120,9 +122,10 @@ def unfit(module: str) -> str | None:
     return f"{installed.distribution} must be {wanted} (got {installed.version}). Run: {fitting}"
 
 
-@functools.cache
 def _asked() -> Mapping[str, SpecifierSet]:
     """Releases of other distributions that trtpipe's `build` extra names."""
+    from packaging.requirements import Requirement
+
     try:
         listed = map(Requirement, metadata.requires(__package__) or ())
     except metadata.PackageNotFoundError:

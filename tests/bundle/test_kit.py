@@ -14,6 +14,8 @@ from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
 from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
+from trtpipe.cli.commands import verify
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
@@ -154,7 +156,12 @@ def test_a_kit_without_the_check_of_its_graph_is_not_finished(tmp_path: Path) ->
     ],
 )
 def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, gpu: str | None, asked: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    build: Build,
+    gpu: str | None,
+    asked: bool,
 ) -> None:
     releases = {"tensorrt": "10.13.3", "tensorrt_rtx": "1.7.1", "onnxruntime": "1.31.1"}
     device = Device("linux", "x86_64", releases, gpu, "NVIDIA L4", memory_bytes=24 << 30)
@@ -169,3 +176,7 @@ def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be
         finish_kit(tmp_path / "k", tmp_path / "out", Silent(), compiler=compiled)
     said = "device memory: none of torch with CUDA and others works here." if asked else "the compile began."
     assert str(caught.value) == said
+    monkeypatch.setattr(verify, "this_device", lambda: device)
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "k")]) == (3 if asked or (gpu is None and build.target == "tensorrt") else 0)
+    assert (f"mismatch: {said}" in capsys.readouterr().out) == asked  # it says what the build would refuse

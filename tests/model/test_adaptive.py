@@ -22,6 +22,11 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import DimRange, LoadedModel, OnnxModel, TensorSpec
 
 RANGES = {"N": DimRange(1, 2, 4), "L": DimRange(7, 8, 24), "H": DimRange(9, 12, 24), "W": DimRange(5, 8, 16)}
+SAID = (
+    " divides a dynamic dimension into windows, whose sizes ONNX has to know, or gives indices in one. Declare one "
+    "size of that dimension in inputs, pool it to 1, or pool it with a kernel and a stride of their own (avg_pool2d, "
+    "max_pool2d)."
+)
 
 
 class Pooled(nn.Module):
@@ -69,10 +74,9 @@ def test_other_sizes(kind: str, sizes: list[int | None], shape: tuple[int | str,
     torch.manual_seed(0)
     network = Pooled(kind, sizes, len(shape) - 2).eval()
     if not taken:
-        with pytest.raises(
-            BuildError, match=r"capture: adaptive_\w+_pool\dd at test_adaptive.py:\d+ divides a dynamic"
-        ):
+        with pytest.raises(BuildError, match=r"capture: adaptive_\w+_pool\dd at test_adaptive.py:\d+ d") as raised:
             converted(network, shape)
+        assert str(raised.value).endswith(SAID)
         return
     model = converted(network, shape)
     with OrtRunner(model.data, as_written=True) as runner:
@@ -81,6 +85,20 @@ def test_other_sizes(kind: str, sizes: list[int | None], shape: tuple[int | str,
             x = nets.images(*[among[d] if isinstance(d, str) else d for d in shape])
             found = runner.run({"x": x.numpy()})["y"]
             np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Indexed(nn.Module):
+    """Where the largest of each channel is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, indices = nn.functional.adaptive_max_pool2d(x.repeat(1, 2, 1, 1)[:, :3], (1, 1), return_indices=True)
+        return (values + indices).flatten(1)
+
+
+def test_indices_of_a_dynamic_dimension_are_refused() -> None:
+    with pytest.raises(BuildError) as raised:
+        converted(Indexed(), ("N", 2, "H", "W"))
+    assert str(raised.value).endswith(SAID)
 
 
 def test_a_dimension_that_the_exporter_fixes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,16 @@ def test_another_graph_is_said(tmp_path):
     )
 
 
+def test_another_precision_is_said_and_not_the_graph_that_it_makes(tmp_path):
+    before, now = bundle(tmp_path / "then"), bundle(tmp_path / "now", data=plan(b"b"))
+    files = {**now.manifest.files, "model.onnx": now.manifest.files["model.engine"]}
+    half = not before.manifest.precision.fp16_mode
+    precision = before.manifest.precision.model_copy(update={"fp16_mode": half})
+    manifest = now.manifest.model_copy(update={"files": files, "precision": precision})
+    now = dataclasses.replace(now, manifest=manifest)
+    assert str(compared(before, now)) == "the engine differs: another precision (fp16_mode)"
+
+
 def test_a_kit_built_twice_on_the_command_line(tmp_path, capsys):
     kit(tmp_path / "k", "onnxruntime")
     first, second = tmp_path / "first", tmp_path / "second"

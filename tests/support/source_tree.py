@@ -16,9 +16,9 @@ import trtpipe
 ROOT = Path(__file__).resolve().parents[2]
 #: The packages that every installation has, by the name that imports them.
 LIGHT = ("numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "PIL", "cryptography", "safetensors",
-         "filelock")  # fmt: skip
+         "filelock", "packaging")  # fmt: skip
 #: Of these, what takes long to load (40 ms): it is imported where it is used.
-SLOW = ("rich",)
+SLOW = ("rich", "packaging")
 #: Everything that the light core can do without, and what loads it.
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "google", "jinja2",
          "matplotlib", "numba", "networkx", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda",

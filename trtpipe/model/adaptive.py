@@ -21,7 +21,8 @@ def spell_out_adaptive_pools(graph: torch.fx.GraphModule) -> None:
     """Replace each adaptive pool over a dynamic dimension by `pooled`, which the next export takes apart.
 
     Raises:
-        BuildError: such a dimension is divided into several windows, whose sizes would have to be dynamic.
+        BuildError: such a dimension is divided into several windows, whose sizes would have to be dynamic, or the
+            indices of the largest are used.
     """
     from trtpipe.model.nodes import calls, op_name, shape_of, source_line
 
@@ -35,16 +36,15 @@ def spell_out_adaptive_pools(graph: torch.fx.GraphModule) -> None:
         if all(isinstance(e, int) for e in extents):
             continue
         divided = [(e, w) for e, w in zip(extents, wanted, strict=True) if w not in (1, e)]
-        if any(not isinstance(n, int) for pair in divided for n in pair):
+        indices = any(u.target is operator.getitem and u.args[1] == 1 for u in node.users)
+        if indices or any(not isinstance(n, int) for pair in divided for n in pair):
             at = source_line(node)
             raise BuildError(
                 f"capture: {op_name(node)}{f' at {at}' if at else ''} divides a dynamic dimension into windows, whose "
-                "sizes ONNX has to know. Declare one size of that dimension in inputs, pool it to 1, or pool it with a "
-                "kernel and a stride of their own (avg_pool2d, max_pool2d)."
+                "sizes ONNX has to know, or gives indices in one. Declare one size of that dimension in inputs, pool "
+                "it to 1, or pool it with a kernel and a stride of their own (avg_pool2d, max_pool2d)."
             )
-        indices = any(u.target is operator.getitem and u.args[1] == 1 for u in node.users)
-        if not indices:
-            node.target, node.args, node.kwargs = pooled, (x, sizes, bool(divided), kind[1] == "max"), {}
+        node.target, node.args, node.kwargs = pooled, (x, sizes, bool(divided), kind[1] == "max"), {}
 
 
 def pooled(

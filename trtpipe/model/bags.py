@@ -33,9 +33,10 @@ def spell_out_embedding_bags(graph: torch.fx.GraphModule) -> None:
 
 def _rows(flat: torch.fx.Node) -> torch.fx.Node | None:
     """The matrix that was flattened."""
+    from trtpipe.model.graph_digest import MOVES
     from trtpipe.model.nodes import op_name
 
-    source = flat.args[0] if op_name(flat) in ("view", "reshape", "flatten") else None
+    source = flat.args[0] if op_name(flat) in MOVES else None
     return source if source is not None and source.meta["val"].dim() == 2 else None  # type: ignore[union-attr, return-value]
 
 

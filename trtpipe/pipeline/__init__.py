@@ -1,3 +1,16 @@
 """The stages of a job composed: build, tune, bench, kit, and the cache of their results."""
 
-__all__ = ["bench", "build", "cache", "cached", "calibrate", "deep", "kit", "refit", "replay", "tune", "validate"]
+__all__ = [
+    "bench",
+    "build",
+    "cache",
+    "cached",
+    "calibrate",
+    "deep",
+    "kit",
+    "own_modules",
+    "refit",
+    "replay",
+    "tune",
+    "validate",
+]
