@@ -150,10 +150,11 @@ def test_every_output_is_damaged(int8: bool) -> None:
     captured = capture(loaded)
     amax = {s.group: 4.0 for s in captured.sites if s.axis is None} if int8 else {}
     program = quantize(captured, int8=int8, half=None, keep=Keep(), amax=amax, ranges={})
-    file, tensor, _ = damaged_copy(to_onnx(program))
+    whole = to_onnx(program)
+    file, tensor, _ = damaged_copy(whole)
     assert tensor.endswith("and 1 more")
-    assert differing(to_onnx(program), file)
-    right, wrong = (OrtRunner(f.data, as_written=True).run({"x": X}) for f in (to_onnx(program), file))
+    assert differing(whole, file)
+    right, wrong = (OrtRunner(f.data, as_written=True).run({"x": X}) for f in (whole, file))
     assert all(np.abs(right[n] - wrong[n]).max() > 0.05 for n in right)
     changed, module, same, _ = damaged_program(loaded, program)
     assert same.endswith("and 1 more")
@@ -188,9 +189,10 @@ def test_a_program_is_damaged_as_its_file_is_in_every_number_format(
     narrow = Narrow(modes_of(precision), Statistics(amax, {}))
     program = quantize(captured, int8=precision.int8_mode, half=half, keep=Keep(), amax=amax, ranges={}, narrow=narrow)
     changed, _, tensor, same = damaged_program(loaded, program)
-    file, node, of_file = damaged_copy(to_onnx(program))
+    whole = to_onnx(program)
+    file, node, of_file = damaged_copy(whole)
     assert same == of_file == how
-    assert differing(to_onnx(program), file)  # by their names a refit gives them to an engine
+    assert differing(whole, file)  # by their names a refit gives them to an engine
     assert node.endswith("and 1 more") or how != "weight set to zero" or not precision.fp8_mode  # left and right alone
     assert tensor.partition("/")[2].partition(" ")[2] == node.partition("/")[2].partition(" ")[2]  # "and 1 more"
     with graph_as_checked(file.data, "tensorrt_rtx") as runner:
@@ -311,9 +313,10 @@ class Shifted(torch.nn.Module):
 def test_a_model_without_convolutions_and_linears_has_a_control(network: type[torch.nn.Module]) -> None:
     loaded = nets.loaded(network(), out_shape=("N", 5))
     program = quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={})
-    file, _, how = damaged_copy(to_onnx(program))
+    whole = to_onnx(program)
+    file, _, how = damaged_copy(whole)
     assert how == "weight set to zero"
-    wanted = OrtRunner(to_onnx(program).data).run({"x": X})["logits"]
+    wanted = OrtRunner(whole.data).run({"x": X})["logits"]
     with np.errstate(all="ignore"):
         wrong = OrtRunner(file.data).run({"x": X})["logits"]
     assert not np.allclose(wrong, wanted, atol=1e-3)

@@ -15,9 +15,9 @@ from torch import nn
 
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
-from trtpipe.quantization.corrections.correct import STEPS
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep, _patches
+from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import per_tensor
 from trtpipe.values import Captured
 
@@ -93,8 +93,8 @@ def test_a_threshold_is_chosen_as_if_what_comes_before_were_float(before: float)
     first, second = dict.fromkeys(s.group for s in captured.sites if s.axis is None)
     batches = [[x] for x in nets.images(32, 3, 8, 8).split(8)]
     amax = {first: before, second: 40.0}
-    sweep = Sweep(captured, amax, {first: before, second: 40.0}, (first,), batches[:3], batches[3:], STEPS, Silent())
-    assert sweep.run().amax == {second: pytest.approx(40 * 0.7**7 * 0.84)}
+    search = ThresholdSearch(captured, amax, amax, (first,), batches[:3], batches[3:], Silent())
+    assert search.run() == {second: pytest.approx(40 * 0.7**7 * 0.84)}
 
 
 @settings(max_examples=10, deadline=None)
@@ -116,7 +116,7 @@ def fitted(captured: Captured) -> Fitted:
     """Levels and biases of a graph whose every threshold is 2."""
     amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
     batches = [[x] for x in nets.images(32, 3, 8, 8).split(4)]
-    return Sweep(captured, amax, amax, (), batches[:5], batches[5:], ("rounding", "bias"), Silent()).run()
+    return Sweep(captured, amax, batches[:5], batches[5:], ("rounding", "bias"), Silent()).run()
 
 
 @cache

@@ -23,6 +23,7 @@ from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
+from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import BatchTensors, Partial
 from trtpipe.quantization.quantize import calibrate, prepare
 from trtpipe.values import Captured
@@ -223,25 +224,29 @@ class _Corrector:
         return ranges
 
     def _fit(self, table: CalibrationTable) -> None:
-        """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before.
+        """Thresholds, then levels and biases in one sweep, each kind judged on top of the ones before.
 
-        Levels and biases make up for what the sweep's own thresholds do. Where these are taken back, another sweep fits
-        them to the ones that stay.
+        Levels and biases make up for what the thresholds do, so they are fitted to those that stay.
         """
-        fitted = self._swept(table, self._which)
-        if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
-            fitted = self._swept(table, [w for w in self._which if w != "thresholds"])
+        if "thresholds" in self._which:
+            amax = self._thresholds(table)
+            if amax:
+                self._judged("thresholds", {}, amax, f"{len(amax)} tensors")
+        if not {"rounding", "bias"} & set(self._which):
+            return
+        captured, samples = _in_int8(self._now, self._wide), self._samples
+        fitted = Sweep(captured, self._amax, samples.fit, samples.local, self._which, self._progress).run()
         levels, biases = _levels(fitted), _biases(fitted)
         rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
         if biases:  # they were fitted together: biases may be what makes the levels pay
             detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
             self._judged("bias", {**levels, **biases}, {}, detail)
 
-    def _swept(self, table: CalibrationTable, which: Sequence[str]) -> Fitted:
+    def _thresholds(self, table: CalibrationTable) -> dict[str, float]:
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         captured, samples = _in_int8(self._now, self._wide), self._samples
-        return Sweep(captured, self._amax, most, rare, samples.fit, samples.local, which, self._progress).run()
+        return ThresholdSearch(captured, self._amax, most, rare, samples.fit, samples.local, self._progress).run()
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""

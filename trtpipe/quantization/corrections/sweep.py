@@ -1,27 +1,25 @@
 """One sweep along the graph, twice at once: what each operation gives in float, and with everything before it in INT8.
 
-At each quantized operation, in execution order, thresholds of its inputs are chosen by what each costs at its output
-alone, then levels of its weight and its bias so that its output in INT8 comes closest to its output in float, given
-what quantization has already done to its inputs. Each choice is made on the samples to fit and kept only if it is also
-better on samples it did not see.
+At each quantized operation, in execution order, levels of its weight and its bias are chosen so that its output in INT8
+comes closest to its output in float, given what quantization has already done to its inputs. Each choice is made on the
+samples to fit and kept only if it is also better on samples it did not see.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from calib.audit import LEAST_AMAX
 from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
-from trtpipe.model.sites import WEIGHTED
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
+from trtpipe.quantization.corrections.local import LocalError, channel_axis
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced
 from trtpipe.values import Site
 
@@ -32,13 +30,6 @@ if TYPE_CHECKING:
     from trtpipe.values import Captured
 
 
-#: Thresholds tried for an activation, relative to the best so far, for as long as they are better: coarse, then fine.
-#: A softmax' probabilities want a tenth of their maximum, so that the many small ones are not rounded to zero.
-FACTORS = (0.7, 1 / 0.7, 0.84, 1 / 0.84)
-#: A threshold is changed for less than this share of the error.
-LEAST_IMPROVEMENT = 0.98
-#: Samples that thresholds are tried on.
-THRESHOLD_SAMPLES = 8
 #: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
 ROWS_PER_INPUT, LEAST_ROWS = 4, 8192
 #: A weight with more inputs than this keeps its nearest levels: the moments' square would not fit.
@@ -47,41 +38,26 @@ MOST_INPUTS = 8192
 REGRESSIONS = (None, 0.1)
 #: Share of samples left out at each end of the mean that corrects a bias.
 TRIM = 0.1
-#: What an operation errs is measured behind these, where one of them alone reads it: what they cut does not matter.
-ACTIVATIONS = (
-    "relu",
-    "relu6",
-    "hardtanh",
-    "clamp",
-    "clamp_min",
-    "leaky_relu",
-    "elu",
-    "gelu",
-    "silu",
-    "hardswish",
-    "mish",
-)
 
 
 @dataclass
 class Fitted:
-    """What a sweep chose: amax by key of a scale, levels and scales by constant, bias by operation.
+    """What a sweep chose: levels and scales by constant, bias by operation.
 
     Mutable: it grows by one place of the graph after the other.
     """
 
-    amax: dict[str, float] = field(default_factory=dict)
     levels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """An operation, the activation behind it or None, and for every batch the values alive before it and its output in
+    """An operation, how what it errs is measured, and for every batch the values alive before it and its output in
     float."""
 
     node: Node
-    behind: Node | None
+    error: LocalError
     plain: list[dict[Node, Any]]
     coded: list[dict[Node, Any]]
     wanted: list[Any]
@@ -90,16 +66,14 @@ class _Place:
 class Sweep:
     """Holds the values alive at one place of the graph for every batch, in float and in INT8.
 
-    `amax` are the thresholds to begin with, `most` the exact maxima, and `rare` the keys of tensors of which too few
-    values were seen to cut any of them.
+    `amax` are the thresholds of activations, and `which` says whether levels ("rounding"), biases ("bias") or both are
+    fitted.
     """
 
     def __init__(
         self,
         captured: Captured,
         amax: Mapping[str, float],
-        most: Mapping[str, float],
-        rare: Collection[str],
         fit: Sequence[BatchTensors],
         guard: Sequence[BatchTensors],
         which: Sequence[str],
@@ -107,7 +81,7 @@ class Sweep:
     ) -> None:
         self._machine = Partial(captured.graph)
         self._graph = captured.graph
-        self._amax, self._most, self._rare = dict(amax), most, rare
+        self._amax = amax
         self._batches = [*fit, *guard]
         self._fit = range(len(fit))
         self._guard = range(len(fit), len(fit) + len(guard))
@@ -116,7 +90,6 @@ class Sweep:
         for site in captured.sites:
             self._sites.setdefault(site.consumer, []).append(site)
         self.fitted = Fitted()
-        self._settled: set[str] = set()
 
     def run(self) -> Fitted:
         """Sweep to the end of the graph.
@@ -135,7 +108,7 @@ class Sweep:
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
                 if node in self._sites:
                     self._progress.step(at, len(self._machine.nodes), "operations")
-                    values = self._coded(_Place(node, _behind(node), plain, coded, wanted))
+                    values = self._coded(_Place(node, LocalError(self._machine, node), plain, coded, wanted))
                 else:
                     values = [self._machine.value(node, alive, {}) for alive in coded]
                 dying = self._machine.dying(node)
@@ -151,15 +124,13 @@ class Sweep:
         return constant_value(self._graph, bias).detach() if is_constant(bias) else torch.zeros(channels)
 
     def _coded(self, place: _Place) -> list[Any]:
-        """What a quantized operation gives for each batch, its thresholds, levels and bias chosen."""
+        """What a quantized operation gives for each batch, its levels and bias chosen."""
         sites = self._sites[place.node]
         changed: dict[Node, Rounding] = {}
         weight = next((s for s in sites if s.axis is not None), None)
         for site in sites:
             changed[site.producer] = self._nearest(site) if site is weight else per_tensor(self._amax[site.group])
-        if "thresholds" in self._which and any(s.rule == "Q1" for s in sites):
-            self._thresholds(place, changed)
-        # From here on the inputs stay as they are: each is quantized once.
+        # The inputs stay as they are: each is quantized once.
         inputs = {s.producer: changed[s.producer] for s in sites if s is not weight}
         quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
@@ -197,52 +168,9 @@ class Sweep:
         """Squared distance of the operation's output from that in float over some batches, by channel: float64 [C]."""
         distances = []
         for k in which:
-            distances.append(self._distance(place, k, self._value(place, k, changed, quantized[k])))
+            got = self._value(place, k, changed, quantized[k])
+            distances.append(place.error.distance(got, place.wanted[k]))
         return torch.stack(distances).sum(0)
-
-    def _distance(self, place: _Place, k: int, got: torch.Tensor) -> torch.Tensor:
-        """Squared distance of `got` from batch `k`'s output in float, behind the activation: float64 [C]."""
-        want = place.wanted[k]
-        if place.behind is not None:
-            got, want = (self._machine.value(place.behind, {place.node: x}, {}) for x in (got, want))
-        lost = got - want
-        rows = lost.movedim(_channel_axis(place.node), 0) if lost.dim() else lost[None]
-        distance: torch.Tensor = rows.square().reshape(len(rows), -1).sum(1, dtype=torch.float64)
-        return distance
-
-    def _thresholds(self, place: _Place, changed: dict[Node, Rounding]) -> None:
-        """The threshold of each input that costs least at the output with all else in float, where it is not another
-        operation's already.
-
-        Behind quantized operations, one that makes every output smaller would look better the noisier they are.
-        """
-        few = list(self._fit)[: max(1, THRESHOLD_SAMPLES // max(1, len(self._batches[0][0])))]
-        for site in self._sites[place.node]:
-            if site.axis is not None or site.group in self._settled:
-                continue
-            self._settled.add(site.group)
-            amax, most = self._amax[site.group], self._most[site.group]
-            errors: dict[float, float] = {}
-
-            def cost(c: float, which: Iterable[int], site: Site = site) -> float:
-                alone = {place.node: {site.producer: per_tensor(c)}}
-                outputs = ((k, self._machine.value(place.node, place.plain[k], alone)) for k in which)
-                return sum(float(self._distance(place, k, got).sum()) for k, got in outputs)
-
-            def tried(c: float, errors: dict[float, float] = errors, cost: Callable[..., float] = cost) -> float:
-                if c not in errors:
-                    errors[c] = cost(c, few)
-                return errors[c]
-
-            best, least = amax, amax if site.group in self._rare else LEAST_AMAX
-            for factor in FACTORS:
-                while least <= (c := min(best * factor, most)) != best and tried(c) < tried(best):
-                    best = c
-            if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
-                continue
-            if cost(best, self._guard) < cost(amax, self._guard):
-                changed[site.producer] = per_tensor(best)
-                self._amax[site.group] = self.fitted.amax[site.group] = best
 
     def _rounding(
         self,
@@ -303,7 +231,7 @@ class Sweep:
     def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
         """Add what is missing of each channel's mean, where it helps: over samples, largest and smallest left out."""
         node = place.node
-        axis = _channel_axis(node)
+        axis = channel_axis(node)
 
         def means(x: torch.Tensor) -> torch.Tensor:
             return x.movedim(axis, 1).flatten(2).mean(2) if x.dim() > 2 else x
@@ -313,7 +241,9 @@ class Sweep:
         delta = by_sample[cut : len(by_sample) - cut].mean(0)
         added = delta.reshape(-1, *[1] * (-axis - 1))
         gains = sum(
-            self._distance(place, k, outputs[k]) - self._distance(place, k, outputs[k] + added) for k in self._guard
+            place.error.distance(outputs[k], place.wanted[k])
+            - place.error.distance(outputs[k] + added, place.wanted[k])
+            for k in self._guard
         )
         delta = delta * (gains > 0)
         if not bool(delta.any()):
@@ -321,19 +251,6 @@ class Sweep:
         added = delta.view_as(added)
         self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
         return [x + added for x in outputs]
-
-
-def _channel_axis(node: Node) -> int:
-    """The axis of an operation's output that its weight's output channels are on, from the end."""
-    return 1 - node.args[1].meta["val"].dim() if op_name(node) in WEIGHTED else -1  # type: ignore[union-attr]
-
-
-def _behind(node: Node) -> Node | None:
-    """The activation that alone reads an operation's output."""
-    readers = list(node.users)
-    if len(readers) != 1 or readers[0].op != "call_function" or op_name(readers[0]) not in ACTIVATIONS:
-        return None
-    return readers[0] if readers[0].all_input_nodes == [node] else None
 
 
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
