@@ -1,12 +1,14 @@
-"""The counting loop, compiled by numba. Import it lazily: it needs numba, and compiles once (then it is cached)."""
+"""The counting loop, compiled by numba. Import it lazily: it needs numba, and compiles once (then it is kept)."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numba
@@ -22,7 +24,22 @@ _BLOCK = 2048
 _CHUNK = 1 << 14
 
 
-@numba.njit(cache=True, nogil=True)
+def _kept(compiler: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """A decorator: numba's `compiler`, its result kept for the next process where there is a place for it: beside this
+    file, in the folder that NUMBA_CACHE_DIR names, or in the user's cache. Without a home, numba would make a folder
+    that is called `~`.
+    """
+
+    def compiled(function: Callable[..., None]) -> Any:
+        if os.path.isabs(os.path.expanduser("~")) or os.environ.get("NUMBA_CACHE_DIR"):
+            with suppress(RuntimeError):  # "no locator available"
+                return compiler(*signature, cache=True, **options)(function)
+        return compiler(*signature, **options)(function)
+
+    return compiled
+
+
+@_kept(numba.njit, nogil=True)
 def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
     """Count some pairs. Slices keep every index provably non-negative, which lets LLVM vectorise."""
     mask = np.uint64(0xFFFF)
@@ -102,7 +119,7 @@ _team_size = types.ExternalFunction("omp_get_num_threads", types.int32())
 def _region() -> int:
     """Address of the C function that every thread of the team calls."""
 
-    @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
+    @_kept(numba.cfunc, types.void(types.CPointer(types.int64)))
     def region(address):  # type: ignore[no-untyped-def]
         thread, threads = _thread_number(), _team_size()  # the runtime may give fewer threads than were asked for
         work = numba.carray(address, (4,))

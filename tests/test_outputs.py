@@ -40,6 +40,15 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert cache_folder() == tmp_path / ".cache" / "trtpipe"
 
 
+def test_without_a_home_the_user_has_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a user id that no password file has, in a container."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(InputError, match=r"^HOME: must name a folder.*Set HOME or XDG_CACHE_HOME\.$"):
+        cache_folder()
+
+
 def test_a_refusal_is_its_path_the_reason_and_a_next_step() -> None:
     assert refused(errno.ENOSPC) == ("out/a: no space left on the disk. Free some space, or choose another place.")
     assert refused(errno.EROFS) == "out/a: the file system is read-only. Choose another place, or mount it writable."

@@ -31,9 +31,17 @@ def cache_folder() -> Path:
     """The user's folder of what can be made again: `$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`.
 
     Source: the XDG Base Directory Specification, by which a relative path is ignored.
+
+    Raises:
+        InputError: the user has no home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "trtpipe"
+    if os.path.isabs(base):
+        return Path(base) / "trtpipe"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise InputError("HOME: must name a folder, as this user has none (got no value). Set HOME or XDG_CACHE_HOME.")
+    return Path(home) / ".cache" / "trtpipe"
 
 
 @contextmanager

@@ -89,8 +89,8 @@ def test_a_gpu_that_is_not_there_is_said_before_any_work(gpus, monkeypatch, valu
     with pytest.raises(MissingError) as raised:
         seen.main(["--device", value], standalone_mode=False)
     assert str(raised.value) == (
-        f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; the NVIDIA driver sees no GPU). Give "
-        "another number, check the driver, or leave it out."
+        f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; the NVIDIA driver sees no GPU). "
+        "Check the driver, or leave it out."
     )
     assert not {*VARIABLES} & {*os.environ}
     assert seen.main(["--device", "cpu"], standalone_mode=False) == ("cpu", None)

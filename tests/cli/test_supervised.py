@@ -75,11 +75,26 @@ def test_the_exit_code_is_the_one_that_the_command_reached(statement: str) -> No
     assert (done.returncode, done.stderr, done.stdout) == (*ENDS[statement], "")
 
 
-def test_closed_standard_streams_are_not_the_way_back_to_the_parent() -> None:
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_closed_standard_streams_are_not_the_way_back_to_the_parent(closed: tuple[int, ...]) -> None:
     """What is printed to descriptor 1 would be an exit code there."""
-    statement = "[os.write(n, b'9') for n in (0, 1, 2) if os.path.exists(f'/proc/self/fd/{n}')]; return 4"
-    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", PROGRAM.format(statement)]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 4
+    statement = "[os.write(n, b'9') for n in (1, 2)]; print('log', file=sys.stderr); return 4"
+    filled = "import os\nfrom trtpipe.cli.results import fill_closed_streams\nfill_closed_streams()\n"
+    shell = f'exec "$@" {" ".join(f"{n}>&-" for n in closed)}'
+    command = ["sh", "-c", shell, "sh", sys.executable, "-c", filled + PROGRAM.format(statement)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert done.stdout == (b"" if 1 in closed else b"9")
+    assert done.stderr == (b"" if 2 in closed else b"9log\n")
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 2), (0,)])
+def test_a_command_gives_its_results_whatever_else_is_closed(closed: tuple[int, ...]) -> None:
+    command = [sys.executable, "-m", "trtpipe", "schema"]
+    shell = f'exec "$@" {" ".join(f"{n}>&-" for n in closed)}'
+    done = subprocess.run(["sh", "-c", shell, "sh", *command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["title"]
 
 
 def test_where_no_process_can_be_begun_the_command_runs_without_one() -> None:

@@ -65,6 +65,15 @@ def test_what_is_no_figure(returned: object, got: str, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize("returned", [np.ones(2), "much", 1j, [1.0]])
+def test_a_function_of_rows_that_gives_no_number(returned: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = judge(
+        "m", named(lambda outputs, labels, ids: (np.ones((4, 2)), lambda rows: returned), monkeypatch), labelled=False
+    )
+    with pytest.raises(InputError, match=r"check\.metrics\.m: the function of rows must return a number \(got"):
+        made.figure({"y": ONES}, None, tuple("abcd"))
+
+
 def test_what_a_job_names_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(metric: OwnMetric, labelled: bool = True) -> str:
         with pytest.raises(InputError) as caught:

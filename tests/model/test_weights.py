@@ -155,3 +155,22 @@ def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
     save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))
     with pytest.raises(InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*mismatch"):
         load_model(job(weights=str(path)), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_levels_without_their_scale_are_refused(job: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    """`load_state_dict` casts whatever it gets."""
+    path = tmp_path / "w.pt"
+    torch.save({"fc.weight": torch.ones(3, 4).to(dtype), "fc.bias": torch.zeros(3)}, path)
+    with pytest.raises(InputError, match=r"got fc\.weight in .* which is float32 in the model; 1 such"):
+        load_model(job(weights=str(path)), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_floating_type_are_taken(job: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "w.pt"
+    weight = torch.randn(3, 4).to(dtype)
+    torch.save({"fc.weight": weight, "fc.bias": torch.zeros(3)}, path)
+    loaded = load_model(job(weights=str(path)), tmp_path).module.state_dict()
+    (found,) = (x for name, x in loaded.items() if name.endswith("fc.weight"))
+    assert torch.equal(found, weight.float())

@@ -23,7 +23,7 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.interrupts import interrupted_by
-from trtpipe.cli.results import results_apart
+from trtpipe.cli.results import fill_closed_streams, results_apart
 from trtpipe.cli.supervised import supervised
 from trtpipe.errors import (
     BUG,
@@ -135,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     """
     if argv is not None:
         return _run(argv)
+    fill_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is spelt out, as `results_apart` has it
         sys.stdout.reconfigure(errors="backslashreplace")
     return supervised(lambda: _run(None))

@@ -26,6 +26,21 @@ def results() -> TextIO:
     return stream
 
 
+def fill_closed_streams() -> None:
+    """Open /dev/null in the place of each standard stream that whoever called the program has closed.
+
+    Else the next files that are opened take their descriptors, and native code that prints writes into those. Results
+    still need a standard output (`results`); what else is said goes nowhere, as the caller wants it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def discard_results() -> None:
     """Let further results go nowhere: nobody reads them."""
     _RESULTS.set(open(os.devnull, "w"))  # noqa: SIM115

@@ -29,6 +29,8 @@ _PR_SET_PDEATHSIG = 1
 def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     """The exit code of `command`, run in a child process; in the child, what `command` returns.
 
+    No standard stream may be closed (`results.fill_closed_streams`): its descriptor would be the way back.
+
     Args:
         command: returns its exit code, 0 to 255, and raises nothing.
     """
@@ -36,7 +38,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         return command()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-    reading, writing = _pipe()
+    reading, writing = os.pipe()
     parent = os.getpid()
     try:
         child = os.fork()
@@ -60,21 +62,6 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     except BlockingIOError:  # a process that the command left behind holds the pipe
         reached = b""
     return _judged(ended, reached, stopped=stopped)
-
-
-def _pipe() -> tuple[int, int]:
-    """Both ends, none of them in the place of a standard stream that whoever called the program has closed."""
-    opened = list(os.pipe())
-    ends = []
-    for end in tuple(opened):
-        while end < 3:
-            end = os.dup(end)
-            opened.append(end)
-        ends.append(end)
-    for end in opened:
-        if end not in ends:
-            os.close(end)
-    return ends[0], ends[1]
 
 
 def _end_with(parent: int) -> None:

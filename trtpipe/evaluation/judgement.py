@@ -124,7 +124,12 @@ class Judge:
             if each and np.isnan(rows).all():
                 return math.nan
             with nullcontext() if self.built_in else user_code(where, InputError):
-                return float(total(rows))
+                figure = np.asarray(total(rows))
+            if figure.shape != () or figure.dtype.kind not in "fiub":
+                raise InputError(
+                    f"{where}: the function of rows must return a number (got {figure.dtype} {list(figure.shape)})."
+                )
+            return float(figure)
 
         return Figure(of(array), array, of, each)
 

@@ -49,6 +49,14 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             f"model.weights: must hold tensors by their names in the model (got {kind} in {path.name}). Save the "
             "model's state_dict()."
         )
+    levels = [name for name, tensor in network.state_dict().items() if _are_levels(state.get(name), tensor)]
+    if levels:
+        name = levels[0]
+        raise InputError(
+            f"model.weights: must hold the model's weights as numbers of its own kind (got {name} in "
+            f"{_short(state[name].dtype)}, which is {_short(network.state_dict()[name].dtype)} in the model; "
+            f"{len(levels)} such). Integers are levels without their scale: save the weights in floating point."
+        )
     with user_code("model.weights: load_state_dict() of the model", InputError):
         try:
             network.load_state_dict(state, strict=True)
@@ -57,6 +65,19 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             unfit = str(error)
     step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
     raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
+
+
+def _are_levels(given: object, wanted: object) -> bool:
+    """Whether a saved tensor of integers is to become one of floating point."""
+    import torch
+
+    if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return False
+    return wanted.is_floating_point() and not given.is_floating_point() and not given.is_complex()
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _prefix_advice(names: set[str], saved: set[str]) -> str:

@@ -148,7 +148,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         def now() -> tuple[Ingredients, Reads]:
             """The ingredients as the files are now, with all that has been read so far, and that."""
             read = recorder.reads
-            known = (reads | read).present(job.folder or Path.cwd(), read)
+            known = (reads | read).without_scratch(read)
             remember(cache, code, known)
             with Digests(cache.digests_path) as digests, _searching(path):
                 return Survey(digests, machine).ingredients(job, known), known

@@ -155,7 +155,6 @@ def describe(
     parts |= {f"plugin {name}": hashlib.sha256(data).hexdigest() for name, data in plugins.items()}
     made_from = source_fingerprint(job, parts)
     notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes]
-    notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
         notes += table_notes(job, table, lowered)
     notes += report.notes

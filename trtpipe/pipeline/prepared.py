@@ -279,6 +279,7 @@ class PreparedJob:
             with self._stages("baseline") as progress:
                 source, notes = with_labels(job, loaded, self.check_samples)
                 notes += turned(job.check, job.check_transform(), source.ids)
+                notes += tuple(f"check: skipped {s}" for s in source.skipped)
                 for note in notes:
                     progress.note(note)
                 baseline = record_baseline(

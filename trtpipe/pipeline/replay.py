@@ -39,7 +39,7 @@ def bundle_to_replay(path: Path, key: Path | None) -> Bundle:
     """
     bundle, _ = admit(path, key)
     if bundle.manifest.engine is None:
-        raise InputError(f"{path}: is a kit, which has no engine to build again. Give a finished bundle.")
+        raise InputError(f"{path}: is a kit, which has no engine yet. Give a finished bundle.")
     return bundle
 
 

@@ -26,7 +26,11 @@ _REFUSED = "TensorRT-RTX gives no runtime cache: the next load compiles the engi
 
 
 def kernel_file(engine: bytes, gpu: Gpu) -> Path:
-    """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder."""
+    """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder.
+
+    Raises:
+        InputError: the user has none.
+    """
     return cache_folder() / "rtx-kernels" / f"{hashlib.sha256(engine).hexdigest()[:32]}-{gpu.file_name}"
 
 

@@ -247,7 +247,10 @@ class EngineRunner:
         self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
         self._bindings_api = self._api == "bindings" or not tensorrt.has("tensor_api")
         if tensorrt.has("runtime_cache") and self._keep_kernels:
-            self._cache = KernelCache(kernel_file(self._plan, device))
+            try:
+                self._cache = KernelCache(kernel_file(self._plan, device))
+            except InputError as error:  # the user has no folder for it
+                self._note(f"kernels compiled for this GPU are not kept: {error}")
         self.profiles = int(engine.num_optimization_profiles)
         self.name = f"{tensorrt.title} on {device.name}"
         began = time.monotonic()

@@ -15,6 +15,7 @@ from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
     OutputFile,
     cache_option,
+    cache_or_users,
     device_option,
     diagnose_option,
     job_files,
@@ -32,7 +33,6 @@ from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
 from trtpipe.nightly.run import explain, nightly
-from trtpipe.outputs import cache_folder
 from trtpipe.pipeline.cache.store import parse_bytes
 
 
@@ -110,7 +110,7 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
     return Options(
         jobs=job_files(jobs),
         out=out,
-        cache=given["cache"] or cache_folder(),
+        cache=cache_or_users(given["cache"]),
         history=given["history_file"] or out / "history.sqlite",
         store=given["store"],
         overrides=given["overrides"],

@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from trtpipe.errors import MissingError
+from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import JOB_SUFFIXES
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
-from trtpipe.outputs import require_writable_file, require_writable_folder
+from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.trt import driver
 
@@ -152,8 +152,8 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
     if named.group(0) != "cpu" and (problem := driver.probe().problem):
         _restore(before)
         raise MissingError(
-            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Give another number, "
-            "check the driver, or leave it out."
+            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Check the driver, or "
+            "leave it out."
         )
     ctx.call_on_close(lambda: _restore(before))
 
@@ -167,6 +167,25 @@ def _restore(variables: dict[str, str | None]) -> None:
 
 
 cache_option = click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+
+
+def cache_or_users(given: Path | None) -> Path:
+    """The folder that `--cache` names, else the user's, which was not named: what cannot be written says what it is.
+
+    Raises:
+        InputError: no `--cache`, and the user's folder cannot be written.
+    """
+    if given is not None:
+        return given
+    folder = cache_folder()
+    try:
+        require_writable_folder(folder)
+    except OSError as error:
+        raise InputError(
+            f"--cache: must be given where the user's cache cannot be written (got {folder}: "
+            f"{error.strerror or error}). Or set XDG_CACHE_HOME."
+        ) from error
+    return folder
 
 
 def refuse_unused(names: Iterable[str], because: str) -> None:

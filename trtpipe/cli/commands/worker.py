@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import cache_option, tls_options
+from trtpipe.cli.commands.options import cache_option, cache_or_users, tls_options
 from trtpipe.nightly.fleet_worker import serve
-from trtpipe.outputs import cache_folder
 
 
 @click.command("worker", short_help="Build jobs for a fleet's scheduler.")
@@ -40,7 +39,7 @@ def command(
         ready=lambda: console.err(f"worker of {scheduler}; stop it with Ctrl-C"),
         tags=tags,
         name=name,
-        cache=cache or cache_folder(),
+        cache=cache_or_users(cache),
         threads=threads,
         gpu=gpu,
         credentials=credentials,

@@ -27,6 +27,7 @@ from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
+from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
 from trtpipe.pipeline.cache.sources import environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
@@ -172,10 +173,10 @@ class Survey:
             prefix = "" if option == "model.factory" else f"{option.partition('.')[0]} "
             for module, digest in self.sources(target.partition(":")[0], folder).items():
                 parts[f"{prefix}source {module}"] = digest
-        notes += _unseen(parts, self)
-        if reads is not None:
-            parts |= reads.values(folder, self.digests)
-            notes += reads.notes
+        reads = Reads() if reads is None else reads
+        notes += self._unseen(parts, reads, folder)
+        parts |= reads.values(folder, self.digests)
+        notes += reads.notes
         machine = self.machine
         builders = BUILDERS[job.build.target] + ROUTE_PACKAGES[job.build.route]
         for name in dict.fromkeys((*DECIDING, *builders, *BUILDERS["onnxruntime"])):
@@ -217,12 +218,36 @@ class Survey:
                     if (version := self.version(top)) is not None:
                         digests[top] = version
                 elif origin.endswith(".py"):
-                    source = Path(origin).read_bytes()
-                    self._variables[name] = environment_variables(source)
-                    names = imported(source, name, os.path.basename(origin) == "__init__.py")
-                    self._native[name] = tuple(filter(self._reads_unseen, sorted({n.partition(".")[0] for n in names})))
+                    self._examine(name, origin)
             self._sources[known] = digests
         return self._sources[known]
+
+    def _examine(self, name: str, origin: str) -> None:
+        """Find what a source of the user's own mentions that may be read unseen."""
+        if name in self._variables:
+            return
+        source = Path(origin).read_bytes()
+        self._variables[name] = environment_variables(source)
+        names = imported(source, name, os.path.basename(origin) == "__init__.py")
+        self._native[name] = tuple(filter(self._reads_unseen, sorted({n.partition(".")[0] for n in names})))
+
+    def _unseen(self, parts: Mapping[str, str], reads: Reads, folder: Path) -> list[str]:
+        """Notes on inputs of the job's code whose content is not watched."""
+        modules = {name.rpartition("source ")[2] for name in parts if "source " in name}
+        for path in reads.modules(folder):  # imported by name: no source says so
+            if is_own(path) and os.path.isfile(path):
+                self._examine(path, path)
+                modules.add(path)
+        notes = [
+            f"the job's code imports {name}, whose native code may read files unseen; use --force when these change"
+            for name in sorted({n for m in modules for n in self._native.get(m, ())})
+        ]
+        variables = sorted({*reads.variables, *(v for m in modules for v in self._variables.get(m, ()))})
+        if variables:
+            notes.append(
+                f"the job's code reads environment variables ({', '.join(variables)}); use --force when these change"
+            )
+        return notes
 
     def files(self, job: Job) -> tuple[Path, ...]:
         """Files and folders whose content is among the job's ingredients, whatever its code reads."""
@@ -233,15 +258,6 @@ class Survey:
         for target in job.callables.values():
             paths += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
         return tuple(paths)
-
-    def variables(self, module: str) -> tuple[str, ...]:
-        """Environment variables that a source of the user's own mentions, of those that `sources` has seen."""
-        return self._variables.get(module, ())
-
-    def native(self, module: str) -> tuple[str, ...]:
-        """Installed packages that a source of the user's own imports and whose native code may open files unseen, of
-        those that `sources` has seen."""
-        return self._native.get(module, ())
 
     def _reads_unseen(self, package: str) -> bool:
         if package not in self._has_native:
@@ -337,21 +353,6 @@ def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple
         return survey.ingredients(job), Reads()
     reads = known(code_key(survey.ingredients(job)))
     return survey.ingredients(job, reads), reads
-
-
-def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
-    """Notes on inputs of the job's code whose content is not watched."""
-    modules = {name.rpartition("source ")[2] for name in parts if "source " in name}
-    notes = [
-        f"the job's code imports {name}, whose native code may read files unseen; use --force when these change"
-        for name in sorted({n for m in modules for n in survey.native(m)})
-    ]
-    variables = sorted({v for m in modules for v in survey.variables(m)})
-    if variables:
-        notes.append(
-            f"the job's code reads environment variables ({', '.join(variables)}); use --force when these change"
-        )
-    return notes
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})

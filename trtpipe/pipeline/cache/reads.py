@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,31 +102,49 @@ STARTED_IN = Read("place", ".")
 
 @dataclass(frozen=True)
 class Reads:
-    """All that was read, and notes on reads that were not recorded."""
+    """All that was read, notes on reads that were not recorded, and the names of environment variables that were."""
 
     items: tuple[Read, ...] = ()
     notes: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     def __or__(self, other: Reads) -> Reads:
-        return Reads(tuple(sorted({*self.items, *other.items})), tuple(dict.fromkeys((*self.notes, *other.notes))))
+        return Reads(
+            tuple(sorted({*self.items, *other.items})),
+            tuple(dict.fromkeys((*self.notes, *other.notes))),
+            tuple(sorted({*self.variables, *other.variables})),
+        )
+
+    def modules(self, folder: Path) -> tuple[str, ...]:
+        """Absolute paths of the Python sources among the files: of modules that are imported by name, too."""
+        files = (i.path for i in self.items if i.kind == "file" and i.path.endswith(".py"))
+        return tuple(os.path.join(folder, path) for path in files)
 
     def values(self, folder: Path, digests: Digests) -> dict[str, str]:
         """Their values now, by the ingredients' names."""
         return {item.name: item.value(folder, digests) for item in self.items}
 
-    def present(self, folder: Path, read_now: Reads) -> Reads:
-        """Without what no longer exists, unless it was looked for this time."""
-        there = (i for i in self.items if i in read_now.items or os.path.lexists(os.path.join(folder, i.path)))
-        return Reads(tuple(there), self.notes)
+    def without_scratch(self, read_now: Reads) -> Reads:
+        """Without what is gone from the folder of temporary files, unless it was looked for this time.
+
+        What is absent elsewhere stays: a stage that is not made again, or a module that this process has imported
+        before, does not look for it again, and it counts once it is there.
+        """
+        scratch = os.path.join(tempfile.gettempdir(), "")  # what is beside the job is given relative to it
+        outside = {i for i in self.items if i.path.startswith(scratch) and not os.path.lexists(i.path)}
+        kept = (i for i in self.items if i not in outside or i in read_now.items)
+        return Reads(tuple(kept), self.notes, self.variables)
 
     def to_plain(self) -> dict[str, list[list[str]] | list[str]]:
         """In JSON's own types."""
-        return {"items": [[i.kind, i.path] for i in self.items], "notes": list(self.notes)}
+        items = [[i.kind, i.path] for i in self.items]
+        return {"items": items, "notes": list(self.notes), "variables": list(self.variables)}
 
     @staticmethod
     def from_plain(raw: JsonObject) -> Reads:
         """The reads of `to_plain`."""
-        return Reads(tuple(Read.from_plain(item) for item in raw["items"]), tuple(raw["notes"]))
+        items = tuple(Read.from_plain(item) for item in raw["items"])
+        return Reads(items, tuple(raw["notes"]), tuple(raw["variables"]))
 
 
 def recall(cache: Cache, key: str) -> Reads:

@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from calib.user_code import OURS
+from trtpipe.pipeline.cache.callers import is_from_users_code, is_package_import
 from trtpipe.pipeline.cache.native import operators_watched, wrap
 from trtpipe.pipeline.cache.paths import FilePath, is_own, path_of
 from trtpipe.pipeline.cache.probes import watched
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
+from trtpipe.pipeline.cache.shadows import looked_for
+from trtpipe.pipeline.cache.variables import SOME, variables_watched
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -60,6 +62,7 @@ class Recorder:
             _active = self
             self._watch.enter_context(watched(_asked, is_own, _Unheard()))
             self._watch.enter_context(operators_watched(_operator))
+            self._watch.enter_context(variables_watched(_variable))
         self._depth += 1
         return self
 
@@ -134,8 +137,11 @@ class Recorder:
         written = {path for kind, path, *_ in events if kind == "write"}
         items: set[Read] = set()
         notes: list[str] = []
+        variables: set[str] = set()
         for kind, path, _, relative in events:
-            if kind == "network":
+            if kind == "variable":
+                variables.add(path)
+            elif kind == "network":
                 notes.append(f"the job's code opened a network connection ({path}): what came over it is not watched")
             elif kind == "program":
                 notes.append(f"the job's code ran {path}: what that program read is not watched")
@@ -151,7 +157,8 @@ class Recorder:
                     continue
                 items.add(Read.from_plain([kind, self._portable(path)]))
                 items |= {STARTED_IN} if relative else set()
-        return Reads(tuple(sorted(items)), tuple(dict.fromkeys(notes)))
+        variables &= {SOME} if SOME in variables else variables  # a copy of the environment asks for each
+        return Reads(tuple(sorted(items)), tuple(dict.fromkeys(notes)), tuple(sorted(variables)))
 
     def _counts(self, path: str) -> bool:
         return not any(path == k or path.startswith(k + os.sep) for k in self._known)
@@ -207,7 +214,7 @@ def _audit_hook(event: str, args: tuple[object, ...]) -> None:
         return
     if event in _LISTINGS and sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _IMPORTERS:
         return
-    if event in _READING and _by_package_import():
+    if event in _READING and is_package_import():
         return
     with _Unheard():
         try:
@@ -237,6 +244,12 @@ def _file(recorder: Recorder, name: str) -> None:
         with contextlib.suppress(ValueError):
             name = importlib.util.source_from_cache(name)
     recorder.log("file", name, _stamp(name))
+    if name.endswith(".py"):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == __name__:
+            frame = frame.f_back
+        for path in filter(None, map(path_of, looked_for(name, frame))):
+            recorder.log("presence", path)
 
 
 def _listed(recorder: Recorder, args: Sequence[object]) -> None:
@@ -274,6 +287,11 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
             recorder.log("program", f"something whose question for {path!r} could not be read")
 
 
+def _variable(name: str) -> None:
+    if _active is not None:
+        _active.log("variable", name)
+
+
 def _attributes(recorder: Recorder, args: Sequence[object]) -> None:
     name = path_of(_behind(args[0]) if isinstance(args[0], int) else args[0])
     if name is not None:
@@ -287,7 +305,7 @@ def _connected(recorder: Recorder, args: Sequence[object]) -> None:
 
 
 def _ran(recorder: Recorder, args: Sequence[object]) -> None:
-    if _from_users_code():
+    if is_from_users_code():
         given = args[1] if len(args) > 1 and args[1] else args[0]
         first = given[0] if isinstance(given, (list, tuple)) and given else given
         named = os.path.basename(os.fsdecode(first)) if isinstance(first, (str, bytes, os.PathLike)) else "a program"
@@ -320,12 +338,12 @@ def _operator(operator: str, text: str) -> Iterator[None]:
                 recorder.log("write", name)
             elif before is not None and os.path.isfile(text):
                 recorder.log("file", name, before)
-            elif _from_users_code():
+            elif is_from_users_code():
                 recorder.log("operator", f"{operator} with {text!r}")
 
 
 def _started(method: str) -> None:
-    if _active is not None and _from_users_code():
+    if _active is not None and is_from_users_code():
         _active.log("process", f"multiprocessing, {method}")
 
 
@@ -367,30 +385,6 @@ def _stamp(path: str) -> list[int] | None:
     except OSError:
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _from_users_code() -> bool:
-    """Whether a function of the user's own is among the callers, as far as trtpipe is not."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_own(frame.f_code.co_filename):
-            return True
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] in OURS and not module.startswith(f"{__package__}."):
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _by_package_import() -> bool:
-    """Whether an installed package reads while it is imported: its version stands for that, and a process that has
-    imported it before does not read it again."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own(source := frame.f_code.co_filename):
-        if frame.f_code.co_name == "<module>" and not source.startswith("<"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _unnamed_file() -> int:
