@@ -57,3 +57,28 @@ def test_an_option_that_nothing_would_use_is_refused(
     (tmp_path / "job.yaml").write_text("name: x\n")
     assert main(arguments.split()) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"Error: {message}"
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", None])
+@pytest.mark.parametrize("options", [(), ("--explain",)])
+def test_a_cache_that_cannot_be_written_is_said_to_be_the_cache(
+    home: str | None,
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if home is None:
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    else:
+        monkeypatch.setenv("HOME", home)
+    (tmp_path / "job.yaml").write_text("name: x\n")
+    assert main(["nightly", "job.yaml", *options]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    if home is None:
+        assert said.startswith("HOME: must name a folder, as this user has none (got no value). Set HOME or ")
+    else:
+        assert said.startswith(f"--cache: must be given where the user's cache cannot be written (got {home}/.cache/")

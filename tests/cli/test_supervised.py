@@ -78,7 +78,8 @@ def test_the_exit_code_is_the_one_that_the_command_reached(statement: str) -> No
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_closed_standard_streams_are_not_the_way_back_to_the_parent(closed: tuple[int, ...]) -> None:
     """What is printed to descriptor 1 would be an exit code there."""
-    statement = "[os.write(n, b'9') for n in (1, 2)]; print('log', file=sys.stderr); return 4"
+    statement = "assert all(os.path.exists(f'/proc/self/fd/{n}') for n in range(3)); "
+    statement += "[os.write(n, b'9') for n in (1, 2)]; print('log', file=sys.stderr); return 4"
     filled = "import os\nfrom trtpipe.cli.results import fill_closed_streams\nfill_closed_streams()\n"
     shell = f'exec "$@" {" ".join(f"{n}>&-" for n in closed)}'
     command = ["sh", "-c", shell, "sh", sys.executable, "-c", filled + PROGRAM.format(statement)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +127,11 @@ class Partial:
                     seen.add(read)
                     self._dying.setdefault(node, []).append(read)
         self.macs_of: dict[Node, int] = {}
+
+    @property
+    def operations(self) -> Iterator[tuple[int, Node]]:
+        """Every node that computes something, after its position among `nodes`."""
+        return ((at, n) for at, n in enumerate(self.nodes) if n.op not in ("placeholder", "get_attr", "output"))
 
     def inputs(self, arrays: Sequence[torch.Tensor]) -> dict[Node, Any]:
         """The values alive before the first operation: the graph's inputs, in order, [B, ...] in their dtypes."""

@@ -100,9 +100,7 @@ class Sweep:
         plain = [self._machine.inputs(b) for b in self._batches]
         coded = [self._machine.inputs(b) for b in self._batches]
         with torch.inference_mode():
-            for at, node in enumerate(self._machine.nodes):
-                if node.op in ("placeholder", "get_attr", "output"):
-                    continue
+            for at, node in self._machine.operations:
                 if self._progress.cancelled():
                     raise Cancelled("interrupted")
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
