@@ -79,8 +79,8 @@ NOTES = """
 - Before 2.9, exported programs have no guards on their inputs that could be left out.
 - The example's random weights are others from 2.14 on, hence another cosine.
 - Every other release of PyTorch is refused, with the range.
-- torchvision names the PyTorch that it was built for, and pip refuses any other. None was out for 2.15 when this was
-  written: 0.29.2 was installed with `--no-deps`.
+- Up to 0.29.0, torchvision names the one PyTorch that it was built for, and pip refuses any other; later ones ask for
+  2.14 or newer. None was built for 2.15 when this was written: 0.29.2 was installed beside it, with `--no-deps`.
 
 ## Is the engine the same?
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -127,8 +128,13 @@ class ImageTransform:
             raise CalibError(f"transform.normalize.std: must be over 0 (got {list(std)}).")
         self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]
         self._std = None if std is None else np.array(std, np.float32)[:, None, None]
-        self._steps = geometry(spec)
+        self._spec = spec
         self.recipe = "images " + json.dumps(asdict(spec), sort_keys=True) + source_digest(self._callable)
+
+    @functools.cached_property
+    def _steps(self) -> list[Callable[[Image.Image], Image.Image]]:
+        """Made where the first image is: torchvision need not be there before."""
+        return geometry(self._spec)
 
     def __call__(self, where: str, image: Image.Image) -> Array:
         """The array of one RGB image; `where` names it in errors."""

@@ -204,15 +204,16 @@ class CalibrationTable:
         raw = parse(where)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise CalibError(f"{where}: is JSON, but no calibration table. Calibrate again.")
-        if raw.get("version") not in (PLAIN, CORRECTED):
+        version = raw.get("version")
+        if type(version) is not int or version not in (PLAIN, CORRECTED):
             raise CalibError(
-                f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "
-                "Calibrate again."
+                f"{where}: must be of version {PLAIN} or {CORRECTED} (got {json.dumps(version)[:40]}). Calibrate again."
             )
         try:
             file = _File.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            problem = f"{first_problem(error)} ({error.error_count()} problems)"
+            more = error.error_count() - 1
+            problem = first_problem(error).rstrip(".") + (f" ({more} more)" if more else "")
             raise CalibError(f"{where}: {problem}. Calibrate again.") from error
         amax = {k: float(np.float32(v)) for k, v in sorted(file.amax.items())}
         table = cls(

@@ -157,7 +157,7 @@ def test_the_commands_say_it(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert "hybrid: needs PyTorch 2.14.1+cu130, in which 1 operation runs" in lines
     assert any(line.split()[:2] == ["odd", "aten.erfc.default"] for line in lines)
-    monkeypatch.setattr("trtpipe.cli.commands.verify.this_device", lambda: NO_TORCH)
+    monkeypatch.setattr("trtpipe.cli.commands.verify.device_of", lambda target: NO_TORCH)
     assert main(["verify", str(tmp_path / "b")]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "mismatch: runtime: PyTorch with CUDA is not installed" in said

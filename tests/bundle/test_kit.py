@@ -176,7 +176,7 @@ def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be
         finish_kit(tmp_path / "k", tmp_path / "out", Silent(), compiler=compiled)
     said = "device memory: none of torch with CUDA and others works here." if asked else "the compile began."
     assert str(caught.value) == said
-    monkeypatch.setattr(verify, "this_device", lambda: device)
+    monkeypatch.setattr(verify, "device_of", lambda target: device)
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "k")]) == (3 if asked or (gpu is None and build.target == "tensorrt") else 0)
     assert (f"mismatch: {said}" in capsys.readouterr().out) == asked  # it says what the build would refuse

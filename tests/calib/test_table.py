@@ -275,7 +275,8 @@ FORGED = {
         edit("version", value=2),
         r"a table of version 2, and only that, has corrections",
     ),
-    "a version as text": (edit("version", value="1"), r"version: Input should be 1|must be of version 1"),
+    "a version as text": (edit("version", value="1"), r'must be of version 1 or 2 \(got "1"\)\.'),
+    "a version that is no number": (edit("version", value=True), r"must be of version 1 or 2 \(got true\)\."),
 }
 
 

@@ -234,6 +234,7 @@ MADE: dict[str, tuple[str, ...] | None] = {
     "nn.DataParallel(Net())": None,
     "nn.DataParallel(torch.compile(Net()))": None,
     "torch.jit.script(Net())": ("model.factory: must return a plain nn.Module (got TorchScript from ", "model.torchscript."),
+    "nn.Sequential(Net(), torch.jit.script(nn.Sequential(nn.ReLU())))": ("model.factory: must return modules of Python (got ", "whose 1 is TorchScript). Leave torch.jit.script or torch.jit.trace out of it: torch.export takes what they are made of."),
     "Net().to('meta')": ("model.factory: every weight must have values (got ", "whose a.weight is on the meta device)"),
     "Net": ("model.factory: must return an nn.Module (got type from ",),
     "Net().half()": (
@@ -277,6 +278,19 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
     if taken == "(*, x)":
         step = "it is given them in order, so wrap the model in one that takes x in order."
     assert f"forward takes {taken}, and the job has 1 inputs: {step}" in problem
+
+
+def test_an_argument_of_a_class_is_said_to_be_given_as_a_dict(tmp_path: Path) -> None:
+    inputs = {f"b.{name}": {"shape": [2, 4]} for name in ("x", "y")}
+    check = {"arrays": "x.npz", "limits": {"cosine_min": 0.99}}
+    file = job(tmp_path, "return y", ONE, "awkward_class", inputs=inputs, check=check)
+    module = tmp_path / "awkward_class.py"
+    module.write_text(module.read_text().replace("forward(self, x)", "forward(self, b)").replace("(x)", "(b.x)"))
+    np.savez(tmp_path / "x.npz", **{name: np.zeros((4, 4), np.float32) for name in inputs})
+    text = "\n".join(map(str, deep_problems(load_job(file))))
+    assert (
+        "what paths name is given as dicts, lists and tuples, so wrap the model where it takes another class." in text
+    )
 
 
 def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:

@@ -85,3 +85,21 @@ def test_recalibration_is_offered_only_where_nothing_else_is_refused() -> None:
             "model.program: quantize_per_tensor has a reader that is no dequantize (add). Give the model in FP32, "
             "which trtpipe then quantizes itself."
         )
+
+
+@pytest.mark.parametrize("channels", [-1, 3])
+def test_a_learned_scale_is_taken_without_data(channels: int) -> None:
+    """LSQ: its scale is a parameter, whatever its observer has seen."""
+    from torch.ao.quantization import MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
+    from torch.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize
+
+    observer, scheme = MovingAverageMinMaxObserver, torch.per_tensor_symmetric
+    if channels > 0:
+        observer, scheme = MovingAveragePerChannelMinMaxObserver, torch.per_channel_symmetric
+    learned = _LearnableFakeQuantize(
+        observer, quant_min=-128, quant_max=127, scale=0.05, channel_len=channels, dtype=torch.qint8, qscheme=scheme
+    )
+    learned.enable_param_learning()
+    (found,) = take_quantizers_off(torch.nn.Sequential(learned).eval(), "model.factory").children()
+    assert found.scales == pytest.approx([0.05] * max(1, channels))
+    assert found.axis == (-1 if channels < 0 else 0)

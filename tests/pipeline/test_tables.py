@@ -42,12 +42,14 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
     calibration.corrections = False
     assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]  # each was rejected: none is in it
     table.corrections.steps[1].kept = True
-    with pytest.raises(CalibError) as caught:
-        read_table(calibration, {}, "")  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "a.json: must be without corrections for calibration.corrections: false (got bias). Leave the key out, or "
-        "calibrate again."
-    )
+    for none in (False, ()):
+        calibration.corrections = none
+        with pytest.raises(CalibError) as caught:
+            read_table(calibration, {}, "")  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            "a.json: must be without corrections for calibration.corrections: false (got bias). Leave the key out, or "
+            "calibrate again."
+        )
 
 
 NETWORK = """
@@ -130,7 +132,7 @@ def test_a_named_table_brings_its_own_histograms_to_the_report_alone(
         graphs.append(bundle.read("model.onnx"))
         page = bundle.read("report.html").decode()
         drawn.append("How often each magnitude was seen" in page)
-        assert ("No histograms came with this table" in page) != drawn[-1]
+        assert ("No histograms of this table came with it" in page) != drawn[-1]
     assert graphs[0] == graphs[1] == graphs[2]
     assert drawn == [True, False, False]
 

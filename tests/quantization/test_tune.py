@@ -85,6 +85,37 @@ def test_only_the_one_bad_module_is_kept():
     assert len(network.evaluated) == 2
 
 
+class Judged(Network):
+    """A network of which the limits are about some modules' noise alone: where no other is quantized either, a copy
+    that is damaged in what is left passes too."""
+
+    def __init__(self, noise, judged):
+        super().__init__(noise)
+        self.judged = {f"m{i}" for i in judged}
+
+    def sqnr(self, candidate):
+        unjudged = {m: p for m, p in self.noise.items() if m not in self.judged}
+        own, self.noise = self.noise, {m: p for m, p in self.noise.items() if m not in unjudged}
+        try:
+            return super().sqnr(candidate)
+        finally:
+            self.noise = own
+
+    def evaluate(self, candidate):
+        trial = super().evaluate(candidate)
+        kept_ranked_first = {"m0", "m1"} <= candidate.kept
+        return replace(trial, passed=trial.passed and not kept_ranked_first, problems=("the check cannot fail",))
+
+
+def test_what_no_limit_is_about_is_given_back_until_the_check_can_fail():
+    """m0 and m1 are the noisiest, and the limit is about m2 alone."""
+    network = Judged([1e-1, 1e-1, 1e-2, 1e-6, 1e-6], judged=(2, 3, 4))
+    tuned = network.search()
+    assert tuned.met
+    assert "m2" in tuned.best.candidate.kept
+    assert not {"m0", "m1"} <= tuned.best.candidate.kept
+
+
 def test_another_algorithm_alone_may_be_enough():
     network = Network([1e-3] * 10, ("entropy_2", "minmax", "mse"), {"minmax": 5.0, "mse": 0.05})
     tuned = network.search()

@@ -160,7 +160,7 @@ def test_without_histograms_the_report_says_why_none_is_drawn(tmp_path: Path) ->
     content = samples.content(tmp_path)
     assert content.table is not None
     page = render(dataclasses.replace(content, table=dataclasses.replace(content.table, histograms=None)))
-    assert "No histograms came with this table, so none is drawn" in page
+    assert "No histograms of this table came with it, so none is drawn" in page
 
 
 def test_what_was_not_measured_or_kept_is_said(tmp_path: Path) -> None:

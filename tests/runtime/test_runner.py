@@ -269,6 +269,37 @@ def test_feed_of_arrays(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_array_equal(np.concatenate([b["image"] for b in feed.batches(model, 3)]), images)
 
 
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize(
+    ("labels", "truths"),
+    [
+        (np.array([0, 2, 1, -1]), ("red", "blue", "green", None)),
+        (np.array([0, 1, 2, 9], np.uint8), ("red", "green", "blue", None)),
+        (np.array([0.0, 1, 2, 1]), (None,) * 4),
+        (np.zeros((4, 2), np.int64), (None,) * 4),
+    ],
+)
+def test_labels_beside_arrays_are_what_is_right(
+    tmp_path: Path, suffix: str, labels: np.ndarray, truths: tuple[str | None, ...]
+) -> None:
+    """As in a file that the check takes."""
+    from safetensors.numpy import save_file
+
+    shipping.bundle(tmp_path / "c")
+    images, path = shipping.golden_data().inputs["image"], tmp_path / f"x.{suffix}"
+    if suffix == "npz":
+        np.savez(path, image=images, labels=labels)
+    else:
+        save_file({"image": images, "labels": labels}, path)
+    with trtpipe.load(tmp_path / "c") as model:
+        names = model.manifest.class_names
+        feed = open_feed(path, model)
+        assert names is not None
+        wanted = {"red": names[0], "green": names[1], "blue": names[2], None: None}
+        assert feed.truths == tuple(wanted[t] for t in truths)
+        assert [list(b) for b in feed.batches(model, 4)] == [["image"]]
+
+
 def test_feeds_that_are_none(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "c")
     (tmp_path / "empty").mkdir()

@@ -10,6 +10,7 @@ import pytest
 import shipping
 
 from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
+from trtpipe.cli.main import main
 from trtpipe.errors import MissingError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.runtime import device as device_module
@@ -329,6 +330,23 @@ def test_this_device_is_read_from_metadata(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert this_device().versions == {"onnxruntime": "1.99.0"}
+
+
+def test_no_driver_is_asked_for_what_computes_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A driver may hang, or end the process; and a GPU's memory is not what a graph on the CPU has."""
+
+    def started() -> driver.Driver:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr(driver, "probe", started)
+    shipping.bundle(tmp_path / "c")
+    assert main(["verify", str(tmp_path / "c"), "--no-run"]) == 0, capsys.readouterr()
+    device = device_module.device_of("onnxruntime")
+    assert (device.compute_capability, device.gpu) == (None, "not used: onnxruntime computes on the CPU")
+    with pytest.raises(AssertionError, match="the driver was asked"):
+        device_module.device_of("tensorrt")
 
 
 def test_jetson_is_told_by_what_jetpack_leaves(tmp_path: Path) -> None:

@@ -70,12 +70,40 @@ def test_devices(library):
     )  # fmt: skip
 
 
-def test_no_library(monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("libcuda.so.1: cannot open shared object file: No such file or directory", "is not on this machine"),
+        ("libcuda.so.1: file too short", "cannot be loaded: libcuda.so.1: file too short"),
+    ],
+)
+def test_no_library(said, problem, monkeypatch):
     def missing(name):
-        raise OSError(name)
+        raise OSError(said)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert probe() == Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
+    assert probe() == Driver(problem=f"libcuda.so.1, the NVIDIA driver's library, {problem}")
+
+
+@pytest.mark.parametrize("absent", driver._FUNCTIONS)
+def test_another_library_of_that_name_is_no_driver(absent, library):
+    class Other(Cuda):
+        def __getattr__(self, name):
+            if name == absent:
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    library(Other([]))
+    assert probe() == Driver(problem=f"libcuda.so.1 is not the NVIDIA driver's library: it has no {absent}")
+
+
+def test_an_error_in_another_encoding_is_shown(library):
+    class Odd(Cuda):
+        def _cuGetErrorName(self, status, out):
+            self._set(out, b"\xff\xfe")
+
+    library(Odd([], cuInit=999))
+    assert probe().problem == "the NVIDIA driver does not start: \ufffd\ufffd"
 
 
 def test_gpus_that_are_hidden_are_no_fault_of_the_driver(library, monkeypatch):

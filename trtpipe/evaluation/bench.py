@@ -12,7 +12,7 @@ import numpy as np
 
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import Cancelled, InputError, first_line
+from trtpipe.errors import Cancelled, InputError, TrtpipeError, first_line
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
 
@@ -198,7 +198,8 @@ def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data
 def _skipped(mode: Mode, error: Exception) -> Row:
     """The row of a mode that something keeps from running here."""
     text = first_line(error)[:LONGEST_REASON]
-    return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}")
+    named = "" if isinstance(error, TrtpipeError) else f"{type(error).__name__}: "
+    return Row(mode.name, mode.device, skipped=named + text)
 
 
 def _timed_ms(made: Ready, clock: Callable[[], float]) -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from trtpipe.values import DimRange
@@ -53,13 +53,20 @@ ComputeCapability = Annotated[
 ]
 
 
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise PydanticCustomError("must", "name each once")
+    return value
+
+
 class BuildOptions(BaseModel):
     """Everything that steers the TensorRT builder and is not the model's precision."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    compute_capability: tuple[ComputeCapability, ...] = Field(
+    compute_capability: Annotated[tuple[ComputeCapability, ...], AfterValidator(_each_once)] = Field(
         default=(),
+        json_schema_extra={"uniqueItems": True},
         description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later (with FP8 8.9, with "
         "NVFP4 12.0)",
     )

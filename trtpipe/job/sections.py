@@ -149,7 +149,7 @@ def _corrections(value: object) -> bool | tuple[Correction, ...]:
     if isinstance(value, bool):
         return value
     steps = get_args(Correction)
-    if isinstance(value, tuple) and all(step in steps for step in value):
+    if isinstance(value, tuple) and all(step in steps for step in value) and len(set(value)) == len(value):
         return value
     raise PydanticCustomError("must", f"be true, false or a list of {either(steps)}")
 

@@ -114,6 +114,12 @@ def _plain(network: torch.nn.Module, factory: str) -> torch.nn.Module:
             f"model.factory: must return a plain nn.Module (got TorchScript from {factory}). Return the module that it "
             "was made of; to compare with the TorchScript file, name it in model.torchscript."
         )
+    inner = next((name for name, m in network.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if inner is not None:
+        raise InputError(
+            f"model.factory: must return modules of Python (got {factory}, whose {inner} is TorchScript). Leave "
+            "torch.jit.script or torch.jit.trace out of it: torch.export takes what they are made of."
+        )
     wrapped = getattr(network, "_orig_mod", None)  # of torch.compile
     if isinstance(network, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
         wrapped = network.module

@@ -188,6 +188,10 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         taken = inspect.signature(module.network.forward)
         by_name = [p.name for p in taken.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
         step = "name each in inputs, or wrap the model."
+        if any("." in spec.name for spec in inputs):
+            step = (
+                "what paths name is given as dicts, lists and tuples, so wrap the model where it takes another class."
+            )
         if by_name:
             step = f"it is given them in order, so wrap the model in one that takes {', '.join(by_name)} in order."
         return f"forward takes {taken}, and the job has {len(inputs)} inputs: {step}"

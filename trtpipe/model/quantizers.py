@@ -107,14 +107,20 @@ def _without(module: torch.nn.Module, where: str, recalibrate: bool) -> torch.nn
     return None
 
 
+def _is_learned(module: Any) -> bool:
+    """Whether the scale is a parameter (LSQ), which needs no data to have been seen."""
+    return "scale" in dict(module.named_parameters(recurse=False))
+
+
 def _of_fake_quantize(module: Any, where: str) -> torch.nn.Module:
     """As `convert` of PyTorch and torchao takes its scales: from its observer."""
     if not int(module.fake_quant_enabled[0]):
         return torch.nn.Identity()
-    seen = getattr(module.activation_post_process, "min_val", None)
+    seen = None if _is_learned(module) else getattr(module.activation_post_process, "min_val", None)
     if seen is not None and (seen.numel() == 0 or bool(torch.isinf(seen).any())):
         raise InputError(f"{where} has seen no data, so it has no scale. Run the model on samples, then save it.")
-    axis = int(module.ch_axis) if module.is_per_channel else None
+    by_channel = (torch.per_channel_symmetric, torch.per_channel_affine, torch.per_channel_affine_float_qparams)
+    axis = int(module.ch_axis) if module.qscheme in by_channel else None
     low, high = module.activation_post_process.quant_min, module.activation_post_process.quant_max
     scale, zero = module.calculate_qparams()
     return Marked(_mark(_affine_of(scale, zero, axis, low, high), where))

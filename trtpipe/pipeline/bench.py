@@ -23,7 +23,7 @@ from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibrate, compile_engine, narrow_of, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
-from trtpipe.runtime.device import this_device
+from trtpipe.runtime.device import device_of
 from trtpipe.runtime.executor import NO_ENGINE, bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
@@ -127,7 +127,7 @@ def bench_bundle(
     if GRAPH in manifest.files:
         modes.append(_graph_mode(bundle, first))
     if manifest.engine is not None:
-        fallback, misfits = bool(manifest.engine.fallback), problems(manifest, this_device())
+        fallback, misfits = bool(manifest.engine.fallback), problems(manifest, device_of(manifest.engine.target))
         modes += _engine_modes(
             lambda: TimedPlan(bundle.read(manifest.engine_file), bundle_settings(bundle), fallback, "; ".join(misfits)),
             manifest.engine.target,

@@ -65,7 +65,7 @@ def table_as_asked(calibration: Calibration) -> CalibrationTable:
     if calibration.algorithm != "auto":
         table.require(calibration.table, table.digests, calibration.algorithm, calibration.percentile)
     kept = () if table.corrections is None else tuple(s.name for s in table.corrections.steps if s.kept)
-    if kept and calibration.corrections is False:
+    if kept and not calibration.corrections:
         raise CalibError(
             f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
             f"{', '.join(kept)}). Leave the key out, or calibrate again."

@@ -60,6 +60,11 @@ class Trial:
     size_bytes: int
     latency_ms: float | None = None
 
+    @property
+    def enough(self) -> bool:
+        """Whether every limit is met: to keep more would not help, whatever else stands in the way."""
+        return self.shortfall <= 0
+
     def metric(self, name: str) -> Metric | None:
         """The figure of that name, of several outputs the worst."""
         return worst(self.metrics).get(name)
@@ -121,6 +126,8 @@ def search(laboratory: Laboratory, allowance: int = EVALUATIONS) -> Tuned:
        number of modules.
        When all of them are not enough, the same again with a step more, and so on to FP32.
     4. Each kept module takes a step back, the costliest first, where the preview allows it and the limits still hold.
+       So a candidate that keeps what no limit is about, which leaves nothing that the control could damage, ends as one
+       that passes.
 
     The steps of a module are the other of FP8 and INT8, then FP16 (or BF16), each unless it is hardly better than the
     one before at the module's own output, or overflows; and FP32 (`ladder`).
@@ -198,8 +205,8 @@ class _Search:
         return base, ranked
 
     def climb(self, base: Candidate, ranked: Sequence[ModuleSensitivity]) -> dict[str, int]:
-        """By module, how many steps of its `ladder` it takes: the fewest modules that pass one step up; where all of
-        them do not, the fewest, worst first, that pass one more; empty where nothing does."""
+        """By module, how many steps of its `ladder` it takes: the fewest that meet the limits one step up; where
+        not all do, the fewest, worst first, that do one more; empty where nothing does."""
         steps: dict[str, int] = {}
         todo = list(ranked)
         while todo:
@@ -215,10 +222,10 @@ class _Search:
         return {}
 
     def bracket(self, make: Callable[[int], Candidate], most: int, guess: int) -> int:
-        """The least number up to `most`, about `guess`, whose candidate passes; 0 when none does."""
+        """The least number up to `most`, about `guess`, whose candidate meets the limits; 0 when none does."""
         lowest, highest, at = 0, most + 1, guess
         while lowest + 1 < highest:
-            if self.evaluate(make(at)).passed:
+            if self.evaluate(make(at)).enough:
                 highest = at
                 at = at - 1 if at == guess and at - 1 > lowest else (lowest + highest) // 2
             else:
@@ -249,7 +256,7 @@ class _Search:
             if not any(fewer.values()):
                 return
             candidate = kept_at(base, ranked, fewer)
-            if self.promises(candidate) and self.evaluate(candidate).passed:
+            if self.promises(candidate) and self.evaluate(candidate).enough:
                 steps = fewer
 
 

@@ -12,6 +12,8 @@ from trtpipe import packages
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.platforms import machine_name
 
+_ON_CPU = "not used: onnxruntime computes on the CPU"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -36,13 +38,21 @@ class Device:
     built_for: Mapping[str, int] = field(default_factory=dict)
 
 
+def device_of(target: str) -> Device:
+    """This machine as an engine for `target` sees it: ONNX Runtime computes on the CPU, and no CUDA driver is asked."""
+    return _device(driver.Driver(problem=_ON_CPU)) if target == "onnxruntime" else this_device()
+
+
 def this_device() -> Device:
     """This machine. From package metadata and the CUDA driver; imports no TensorRT and no torch."""
+    return _device(driver.probe())
+
+
+def _device(gpus: driver.Driver) -> Device:
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
     versions |= {
         name: installed for name in ("onnxruntime", "torch") if (installed := packages.version(name)) is not None
     }
-    gpus = driver.probe()
     first = gpus.devices[0] if gpus.devices else None
     jetson = driver.is_jetson()
     return Device(

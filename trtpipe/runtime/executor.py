@@ -121,8 +121,7 @@ def engine_runner(
 
 def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
     """Why the graph was executed on a machine that has a GPU; without a GPU `executed` says enough."""
-    device = this_device()
-    if executed == "engine" or engine.target == "onnxruntime" or device.compute_capability is None:
+    if executed == "engine" or engine.target == "onnxruntime" or (device := this_device()).compute_capability is None:
         return ()
     return (f"the graph was executed, as the engine does not run on this machine: {not_executed_here(engine, device)}",)
 

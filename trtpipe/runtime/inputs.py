@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from calib.arrays import LABELS
 from calib.errors import CalibError
 from calib.files import as_text
 from calib.folders import images_below
@@ -105,10 +106,20 @@ def _arrays(path: Path, model: Model) -> Feed:
         raise InputError(
             f"{path}: must be a readable array file without objects (got: {error}). Write it again."
         ) from None
+    labels = arrays.pop(LABELS, None) if LABELS not in names else None
     lengths = {a.shape[0] if a.ndim else 0 for a in arrays.values()}
     if len(lengths) != 1 or min(lengths) < 1:
         raise InputError(
             f"{path}: every array must hold the same samples, one or more (got {sorted(lengths)}). Check it."
         )
     ids = tuple(f"{as_text(path.name)}[{i}]" for i in range(lengths.pop()))
-    return Feed(ids, (None,) * len(ids), arrays=arrays)
+    return Feed(ids, _truths(labels, model, len(ids)), arrays=arrays)
+
+
+def _truths(labels: Array | None, model: Model, samples: int) -> tuple[str | None, ...]:
+    """The names of the classes that a file of arrays holds as the check takes them, integers [S]; where the bundle
+    knows no such class, None."""
+    names = model.manifest.class_names or ()
+    if labels is None or labels.shape != (samples,) or labels.dtype.kind not in "iu":
+        return (None,) * samples
+    return tuple(names[k] if 0 <= k < len(names) else None for k in labels.tolist())

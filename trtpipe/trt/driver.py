@@ -22,6 +22,12 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 #: The CUresult (cuda.h) of a machine without a GPU, and of a process that may see none.
 _NO_DEVICE = 100
 
+#: What is called of the driver's library.
+_FUNCTIONS = (
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
+    "cuDeviceTotalMem_v2", "cuGetErrorName",
+)  # fmt: skip
+
 #: The environment variable by which CUDA is told what GPUs a process may see.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -58,8 +64,12 @@ def probe() -> Driver:
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         cuda = ctypes.CDLL(name)
-    except OSError:
-        return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine")
+    except OSError as error:
+        if "No such file" in str(error) or sys.platform == "win32":
+            return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine")
+        return Driver(problem=f"{name}, the NVIDIA driver's library, cannot be loaded: {error}")
+    if missing := next((f for f in _FUNCTIONS if not hasattr(cuda, f)), None):
+        return Driver(problem=f"{name} is not the NVIDIA driver's library: it has no {missing}")
     if status := cuda.cuInit(0):
         if status == _NO_DEVICE and (names := os.environ.get(VISIBLE)) is not None:
             return Driver(problem=f"{VISIBLE}={names} leaves no GPU")
@@ -132,7 +142,7 @@ def error_name(cuda: ctypes.CDLL, status: int) -> str:
     """The driver's own name for a CUresult."""
     text = ctypes.c_char_p()
     cuda.cuGetErrorName(status, ctypes.byref(text))
-    return text.value.decode() if text.value else f"CUresult {status}"
+    return text.value.decode(errors="replace") if text.value else f"CUresult {status}"
 
 
 def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:

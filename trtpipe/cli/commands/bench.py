@@ -20,7 +20,7 @@ from trtpipe.cli.commands.options import (
     set_option,
 )
 from trtpipe.cli.results import results
-from trtpipe.errors import SUCCESS, ExitCode
+from trtpipe.errors import SUCCESS, ExitCode, MissingError
 from trtpipe.job.importable import on_path
 from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
@@ -78,7 +78,8 @@ def command(
 ) -> ExitCode:
     """Time every mode that TARGET can run in here, in turns, and compare their outputs.
 
-    TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
+    TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring. Exit code 3 where no
+    mode can run here.
     """
     if plot_path is not None:
         bench_page.require_plot(plot_path)
@@ -101,7 +102,7 @@ def command(
     else:
         shown = bench_page.terminal if results().isatty() else bench_page.markdown
         console.out(shown(result).rstrip())
-    return SUCCESS
+    return MissingError.exit_code if all(row.skipped for row in result.rows) else SUCCESS
 
 
 def _measure(

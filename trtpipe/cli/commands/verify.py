@@ -11,7 +11,7 @@ from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lin
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
 from trtpipe.runtime.compatibility import admit, another_model, failure, problems, remarks
-from trtpipe.runtime.device import this_device
+from trtpipe.runtime.device import device_of
 from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import open_model
@@ -29,7 +29,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> Exit
     were where it was made.
     """
     opened, signature = admit(bundle, trusted(key))
-    manifest, device = opened.manifest, this_device()
+    manifest = opened.manifest
+    device = device_of(manifest.build.target)
     mismatches, notes = problems(manifest, device), remarks(manifest, device)
     if manifest.kind == "kit" and not mismatches and (lacking := lacking_memory(manifest.build, device)):
         mismatches = (lacking,)
