@@ -42,8 +42,8 @@ class Job(Section):
     model: ModelSource
     inputs: dict[str, Input] = Field(
         min_length=1,
-        description="the input bindings by name, in the model's order; tensors within one argument by their paths, as "
-        "batch.image or pair.0",
+        description="the input bindings by name, in the model's order; tensors within one argument (a dict, list or "
+        "tuple) by their paths, as batch.image or pair.0",
     )
     outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
     precision: Precision = Precision()
