@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import sys
 import sysconfig
@@ -36,8 +37,14 @@ def on_path(base: Path | None) -> Iterator[None]:
 
 def is_installed(origin: str) -> bool:
     """Whether a module's file belongs to an installed package or to Python itself."""
-    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-    return any(origin.startswith(folder + os.sep) for folder in folders) or "site-packages" in origin
+    return origin.startswith(_installed_folders()) or "site-packages" in origin
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    """Those of this Python; to find them out takes a millisecond, and every module that is loaded is asked for."""
+    paths = sysconfig.get_paths()
+    return tuple(paths[name] + os.sep for name in ("purelib", "platlib", "stdlib"))
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
