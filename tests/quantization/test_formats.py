@@ -97,6 +97,20 @@ def test_nvfp4_by_hand():
     assert formats.fp4_values(codes)[0, [0, 1, 16, 17]].tolist() == [6.0, -1.5, 6.0, 1.0]
 
 
+@pytest.mark.parametrize("half", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 1e-6, 1e-7])
+def test_blocks_of_nvfp4_have_scales_that_the_half_precision_holds(half, size):
+    """An engine casts a block's scale to FP16, whose smallest number is 6e-8: no block becomes zeros there."""
+    torch.manual_seed(0)
+    w = torch.randn(64, 128) * size
+    codes, scales, scale = formats.quantize_nvfp4(w, None, half)
+    wide = (scales.float() * scale).to(half or torch.float32).float()
+    assert bool((wide > 0).all())
+    near = formats.fp4_values(codes).reshape(64, -1, 16) * wide[..., None]
+    lost = (near.reshape(64, 128) - w).double().square().sum() / w.double().square().sum()
+    assert -10 * torch.log10(lost) > (18 if size < 1e-5 and half is torch.float16 else 20.5)
+
+
 def test_a_weight_of_zeros_stays_zeros():
     for codes, scales in (
         formats.quantize_int4(torch.zeros(2, 128), 128, torch.float16, None),

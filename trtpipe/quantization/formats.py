@@ -158,19 +158,25 @@ def quantize_int4(
     return codes.reshape(w.shape).to(torch.int8), scales
 
 
-def quantize_nvfp4(w: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+def quantize_nvfp4(
+    w: torch.Tensor, importance: torch.Tensor | None, half: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, float]:
     """A linear's weight in NVFP4: codes uint8 [N, K], block scales float8_e4m3fn [N, K / 16], and their scale.
 
-    Args and the search as for `quantize_int4`; the scale of the scales is amax / (6 * 448).
+    Args and the search as for `quantize_int4`; the scale of the scales is amax / (6 * 448). A block's scale times that
+    is a number of `half` in an engine that computes in it: no block whose values are not all zero gets one that is 0
+    there.
     """
     (block,) = NVFP4.blocks
     blocks = w.to(torch.float32).reshape(w.shape[0], -1, block)
     amax = blocks.abs().amax(-1)
-    scale = global_scale(float(amax.max()))
+    least = 0.0 if half is None else float(torch.nextafter(torch.zeros((), dtype=half), torch.ones((), dtype=half)))
+    scale = max(global_scale(float(amax.max())), least / FP8.largest)
+    floor = to_fp8(torch.tensor(least / scale)).to(torch.float32)
 
     def at(share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        narrow = block_scales(amax * share, scale)
-        wide = narrow.to(torch.float32) * scale
+        narrow = block_scales(torch.where(amax > 0, (amax * share).clamp_min(NVFP4.largest * scale * floor), 0), scale)
+        wide = (narrow.to(torch.float32) * scale).to(half or torch.float32).to(torch.float32)
         values = to_fp4(blocks / torch.where(wide == 0, 1.0, wide)[..., None])
         return values, narrow.to(torch.float32), values * wide[..., None]
 

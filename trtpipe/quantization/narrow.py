@@ -256,7 +256,7 @@ def store_weight(
         assert block is not None  # the policy gives INT4 to nothing else
         codes, scales = quantize_int4(w, block, half, importance)
         return StoredWeight(codes, (scales,), ops.int4_dequantize.default)
-    codes, scales, scale = quantize_nvfp4(w, importance)
+    codes, scales, scale = quantize_nvfp4(w, importance, half)
     return StoredWeight(codes, (scales,), ops.fp4_dequantize.default, (scale,))
 
 
