@@ -15,6 +15,7 @@ import matplotlib.font_manager
 import numpy as np
 import pytest
 import torch
+import torchvision.io  # noqa: F401  registers torch.ops.image
 
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.paths import is_own, path_of

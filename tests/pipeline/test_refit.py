@@ -187,7 +187,7 @@ def test_weights_are_a_kit_and_the_engine_one_of_a_bundle(tmp_path, here, capsys
     )
     kit(tmp_path / "k")
     assert main(["refit", str(tmp_path / "k"), "--weights", str(tmp_path / "k")]) == 2
-    assert "k: is a kit, which has no engine to build again." in capsys.readouterr().err
+    assert "k: is a kit, which has no engine yet." in capsys.readouterr().err
 
 
 def test_what_is_no_single_plan_is_not_refitted(tmp_path):

@@ -141,7 +141,7 @@ def test_a_kit_built_twice_on_the_command_line(tmp_path, capsys):
 def test_what_cannot_be_replayed(tmp_path, capsys):
     kit(tmp_path / "k", "onnxruntime")
     kit(tmp_path / "l", "onnxruntime")
-    with pytest.raises(InputError, match=r"k: is a kit, which has no engine to build again. Give a finished bundle\."):
+    with pytest.raises(InputError, match=r"k: is a kit, which has no engine yet. Give a finished bundle\."):
         bundle_to_replay(tmp_path / "k", None)
     assert main(["build", str(tmp_path / "k"), str(tmp_path / "l"), "--replay", str(tmp_path / "k")]) == 2
     assert "--replay must be given with one job (got 2)." in capsys.readouterr().err

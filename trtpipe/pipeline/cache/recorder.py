@@ -107,7 +107,7 @@ class Recorder:
         for kind, path, stamp, _ in events:
             if kind == "file" and path not in written:
                 first.setdefault(path, stamp)
-        return tuple(sorted(p for p, stamp in first.items() if self._counts(p) and _stamp(p) != stamp))
+        return tuple(sorted(p for p, stamp in first.items() if self.counts(p) and _stamp(p) != stamp))
 
     @property
     def written(self) -> frozenset[str]:
@@ -149,7 +149,7 @@ class Recorder:
                 notes.append(f"the job's code called {path}: what that operator read is not watched")
             elif kind == "process":
                 notes.append(f"the job's code started a process ({path}): what that process read is not watched")
-            elif kind != "write" and self._counts(path):
+            elif kind != "write" and self.counts(path):
                 asked = kind not in ("file", "folder")
                 if asked and _holds(path, self._folder):  # where the job is; `resolve` asks for each folder above it
                     continue
@@ -160,7 +160,8 @@ class Recorder:
         variables &= {SOME} if SOME in variables else variables  # a copy of the environment asks for each
         return Reads(tuple(sorted(items)), tuple(dict.fromkeys(notes)), tuple(sorted(variables)))
 
-    def _counts(self, path: str) -> bool:
+    def counts(self, path: str) -> bool:
+        """Whether a path is no ingredient already."""
         return not any(path == k or path.startswith(k + os.sep) for k in self._known)
 
     def _portable(self, path: str) -> str:
@@ -244,7 +245,7 @@ def _file(recorder: Recorder, name: str) -> None:
         with contextlib.suppress(ValueError):
             name = importlib.util.source_from_cache(name)
     recorder.log("file", name, _stamp(name))
-    if name.endswith(".py"):
+    if name.endswith(".py") and recorder.counts(name):  # where sources that are ingredients are found is known anyhow
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__") == __name__:
             frame = frame.f_back
