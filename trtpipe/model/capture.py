@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
@@ -16,6 +17,8 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import sympy
     import torch
 
@@ -35,6 +38,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     from trtpipe.model import graph_digest
     from trtpipe.model.marks import take_off
+    from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
     from trtpipe.model.sites import computes_with, find_sites
     from trtpipe.model.widening import widened
@@ -49,8 +53,9 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_projections(graph)
     widening, rounding = widened(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
-        _spell_out_batch_norms(graph)
+        _spell_out_batch_norms(graph, calls(graph.graph))
     else:
+        _spell_out_batch_norms(graph, _unpaired(graph))
         fuse_conv_bn(graph)
     constant_fold(graph)
     if not any(n.op == "call_function" for n in graph.graph.nodes):
@@ -222,18 +227,34 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
 
 
-def _spell_out_batch_norms(graph: torch.fx.GraphModule) -> None:
-    """Batch norms as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has scales of
-    its own. TensorRT fuses the two."""
+def _unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Batch norms behind a convolution that are no pair with it: something else reads what it gives, or its weight or
+    bias, and would read them changed if the norm went into them."""
+    from trtpipe.model.nodes import calls, is_constant, op_name
+
+    readers = Counter(n.target for node in calls(graph.graph) for n in node.all_input_nodes if is_constant(n))
+
+    def alone(made: torch.fx.Node) -> bool:
+        return len(made.users) == 1 and all(readers[n.target] == 1 for n in made.all_input_nodes if is_constant(n))
+
+    norms = [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]
+    return [n for n in norms if "conv" in op_name(n.args[0]) and not alone(n.args[0])]  # type: ignore[arg-type]
+
+
+#: Batch norms, and where the epsilon is among their arguments; the first four behind x are the same.
+BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+
+
+def _spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:
+    """Those among `which` as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has
+    scales of its own, or other readers. TensorRT fuses the two."""
     import torch
 
-    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+    from trtpipe.model.nodes import add_constant, constant_value, is_constant, op_name
 
-    # Where the epsilon is among the arguments; the first four behind x are the same.
-    places = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
-    for node in [n for n in calls(graph.graph) if op_name(n) in places]:
+    for node in [n for n in which if op_name(n) in BATCH_NORMS]:
         given: list[Any] = list(node.args)
-        (x, weight, bias, mean, var), eps = given[:5], given[places[op_name(node)]]
+        (x, weight, bias, mean, var), eps = given[:5], given[BATCH_NORMS[op_name(node)]]
         if not (is_constant(mean) and is_constant(var)):
             continue
         scale = (constant_value(graph, var).double() + eps).rsqrt()

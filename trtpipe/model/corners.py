@@ -1,4 +1,5 @@
-"""The corners of what a job declares: its graph against its model at the least and the largest dynamic dimensions.
+"""A graph against its model: on samples of the check, and at the corners of what a job declares, the least and the
+largest dynamic dimensions.
 
 The check samples are all of a few sizes. A model that decides by a shape (`if x.shape[0] == 1`, `squeeze()`) may do
 another thing at the others, and a captured graph holds one way alone.
@@ -96,6 +97,30 @@ def corner_outputs(
     return tuple(outputs)
 
 
+def require_same(loaded: LoadedModel, captured: Captured, samples: Mapping[str, Array]) -> None:
+    """Hold the captured graph, in float32, against the model on samples of the check, [B, ...] by name, as they are.
+
+    A lax limit of the check would take what differs here for what precision costs. Samples of sizes that the job does
+    not declare (fewer than its one batch) are left to `require_corners`.
+
+    Raises:
+        BuildError: the graph does not run on them, or differs from the model in shape or in its values.
+        InputError: the model itself does not run on them.
+    """
+    for spec in loaded.inputs:
+        shape, least, most = samples[spec.name].shape, spec.at("min"), spec.at("max")
+        if any(not low <= extent <= high for low, extent, high in zip(least, shape, most, strict=True)):
+            return
+    where = described(samples)
+    given = _run(loaded.module, loaded, samples, f"the model fails on {where}", InputError)
+    outputs = {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, given, strict=True)}
+    if found := _differing(loaded, captured, samples, outputs, f"the graph of the model fails on {where}"):
+        raise BuildError(
+            f"capture: the graph answers otherwise than the model for {where}, samples of the check ({found}). No job "
+            "can mend that: it is a fault of trtpipe or of torch.export. Report it with the model."
+        )
+
+
 def require_corners(
     loaded: LoadedModel,
     captured: Captured,
@@ -115,17 +140,26 @@ def require_corners(
     Raises:
         BuildError: at a corner the graph does not run, or differs from the model in shape or in its values.
     """
-    tolerance = max(TOLERANCE, ROUNDINGS * captured.rounding)
     for arrays, wanted in zip(corners(loaded.inputs, samples, profiles), expected, strict=True):
         where = described(arrays)
         failing = f"the graph of the model fails on {where}, which the job declares"
-        for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):
-            if difference := _difference(wanted[spec.name], output.numpy(), tolerance):
-                raise BuildError(
-                    f"capture: the graph answers otherwise than the model for {where} ({difference} in output "
-                    f"{spec.name}). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make "
-                    "it compute the same for every size, or declare in inputs only sizes that it treats alike."
-                )
+        if found := _differing(loaded, captured, arrays, wanted, failing):
+            raise BuildError(
+                f"capture: the graph answers otherwise than the model for {where} ({found}). The model decides by a "
+                "shape (an if, squeeze(), a number taken from x.shape): make it compute the same for every size, or "
+                "declare in inputs only sizes that it treats alike."
+            )
+
+
+def _differing(
+    loaded: LoadedModel, captured: Captured, arrays: Mapping[str, Array], wanted: Mapping[str, Array], failing: str
+) -> str:
+    """In what the graph differs from what the model gave, in a few words; empty where it does not."""
+    tolerance = max(TOLERANCE, ROUNDINGS * captured.rounding)
+    for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):
+        if difference := _difference(wanted[spec.name], output.numpy(), tolerance):
+            return f"{difference} in output {spec.name}"
+    return ""
 
 
 def _run(
