@@ -375,6 +375,7 @@ REMEMBERED = {
     "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
     "calib.observers._device_kernel": "whether Triton can be imported",
     "calib.observers._warn_slower": "nothing is returned: one message a process",
+    "trtpipe.job.importable._installed_folders": "the Python that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
     "trtpipe.runtime.doctor._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",

@@ -93,7 +93,7 @@ def test_a_graph_that_is_not_the_model_ends_the_build_at_its_own_size() -> None:
     fixed = loaded(net, 2, DimRange(4, 4, 4))
     captured = capture(fixed)
     x = torch.randn(4, 8, 8, 8).numpy()
-    net.conv.weight.data = net.conv.weight * 1.5
+    net.conv.weight = nn.Parameter(net.conv.weight * 1.5)
     with pytest.raises(BuildError) as caught:
         require_same(fixed, captured, {"x": x})
     assert str(caught.value).startswith(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
 from trtpipe.model.adaptive import spell_out_adaptive_pools
 from trtpipe.model.bags import spell_out_embedding_bags
+from trtpipe.model.batch_norms import spell_out_batch_norms, unpaired
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
@@ -17,8 +17,6 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import sympy
     import torch
 
@@ -53,9 +51,9 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_projections(graph)
     widening, rounding = widened(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
-        _spell_out_batch_norms(graph, calls(graph.graph))
+        spell_out_batch_norms(graph, calls(graph.graph))
     else:
-        _spell_out_batch_norms(graph, _unpaired(graph))
+        spell_out_batch_norms(graph, unpaired(graph))
         fuse_conv_bn(graph)
     constant_fold(graph)
     if not any(n.op == "call_function" for n in graph.graph.nodes):
@@ -224,52 +222,6 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
         elif node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
-    graph.graph.eliminate_dead_code()
-
-
-def _unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Batch norms behind a convolution that are no pair with it: something else reads what it gives, or its weight or
-    bias, and would read them changed if the norm went into them."""
-    from trtpipe.model.nodes import calls, is_constant, op_name
-
-    readers = Counter(n.target for node in calls(graph.graph) for n in node.all_input_nodes if is_constant(n))
-
-    def alone(made: torch.fx.Node) -> bool:
-        return len(made.users) == 1 and all(readers[n.target] == 1 for n in made.all_input_nodes if is_constant(n))
-
-    norms = [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]
-    return [n for n in norms if "conv" in op_name(n.args[0]) and not alone(n.args[0])]  # type: ignore[arg-type]
-
-
-#: Batch norms, and where the epsilon is among their arguments; the first four behind x are the same.
-BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
-
-
-def _spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:
-    """Those among `which` as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has
-    scales of its own, or other readers. TensorRT fuses the two."""
-    import torch
-
-    from trtpipe.model.nodes import add_constant, constant_value, is_constant, op_name
-
-    for node in [n for n in which if op_name(n) in BATCH_NORMS]:
-        given: list[Any] = list(node.args)
-        (x, weight, bias, mean, var), eps = given[:5], given[BATCH_NORMS[op_name(node)]]
-        if not (is_constant(mean) and is_constant(var)):
-            continue
-        scale = (constant_value(graph, var).double() + eps).rsqrt()
-        scale = scale * constant_value(graph, weight) if is_constant(weight) else scale
-        shift = -constant_value(graph, mean) * scale
-        shift = shift + constant_value(graph, bias) if is_constant(bias) else shift
-        shape = [1, -1, *[1] * (x.meta["val"].dim() - 2)]
-        y = x
-        for what, value in (("mul", scale), ("add", shift)):
-            constant = add_constant(graph, f"{node.name}_{what}", value.float().reshape(shape), node)
-            with graph.graph.inserting_before(node):
-                y = graph.graph.call_function(getattr(torch.ops.aten, what).Tensor, (y, constant))
-            y.meta = dict(node.meta) | {"val": x.meta["val"]}
-        for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
-            taken.replace_all_uses_with(y)
     graph.graph.eliminate_dead_code()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import functools
+import itertools
 import os
 import sys
 
@@ -83,11 +83,6 @@ def has_native_code(package: str) -> bool:
     spec = None if package in sys.stdlib_module_names else find_module(package)
     if spec is None or not is_installed(spec.origin or ""):
         return False
-    return _is_native(spec.origin or "", tuple(spec.submodule_search_locations or ()))
-
-
-@functools.cache
-def _is_native(origin: str, folders: tuple[str, ...]) -> bool:
-    """Whether a module, or a file anywhere in a package's folders, is native code; what is installed stays as it is."""
+    folders = spec.submodule_search_locations or ()
     names = (name for folder in folders for _, _, inside in os.walk(folder) for name in inside)
-    return any(name.endswith((".so", ".pyd")) for name in (origin, *names))
+    return any(name.endswith((".so", ".pyd")) for name in itertools.chain((spec.origin or "",), names))
