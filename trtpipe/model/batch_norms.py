@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
 #: Batch norms, and where the epsilon is among their arguments; the first four behind x are the same.
 BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
@@ -31,8 +31,6 @@ def unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:
     """Those among `which` as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has
     scales of its own, or other readers. TensorRT fuses the two."""
-    import torch
-
     for node in [n for n in which if op_name(n) in BATCH_NORMS]:
         given: list[Any] = list(node.args)
         (x, weight, bias, mean, var), eps = given[:5], given[BATCH_NORMS[op_name(node)]]

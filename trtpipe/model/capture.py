@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.errors import BuildError
 from trtpipe.model.adaptive import spell_out_adaptive_pools
 from trtpipe.model.bags import spell_out_embedding_bags
-from trtpipe.model.batch_norms import spell_out_batch_norms, unpaired
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
@@ -35,6 +34,7 @@ def capture(loaded: LoadedModel) -> Captured:
     import torch
 
     from trtpipe.model import graph_digest
+    from trtpipe.model.batch_norms import spell_out_batch_norms, unpaired
     from trtpipe.model.marks import take_off
     from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
