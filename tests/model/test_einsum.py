@@ -35,7 +35,9 @@ def products(draw: st.DrawFn) -> str:
 
 @given(products())
 def test_it_is_what_torch_computes(equation: str) -> None:
-    a, b = (torch.randn([SIZES[c] for c in term]) for term in equation.partition("->")[0].split(","))
+    a, b = (
+        torch.randn([SIZES[c] for c in term], dtype=torch.float64) for term in equation.partition("->")[0].split(",")
+    )
     how = contraction(equation, [[str(n) for n in x.shape] for x in (a, b)])
     assert how is not None
     torch.testing.assert_close(contracted(a, b, astuple(how), False, ()), torch.einsum(equation, a, b))

@@ -63,7 +63,7 @@ def test_a_host_with_another_gpu_builds_checks_the_graph_and_says_so(
 
     assert main(["bench", str(job.parent / "out" / "foreign"), "--rounds", "1"]) == 0
     said = capsys.readouterr().out
-    assert f"- engine: MissingError: {WHY}" in said
+    assert f"- engine: {WHY}" in said
     assert main(["verify", str(job.parent / "out" / "foreign")]) == 3
     assert f"mismatch: {WHY}" in capsys.readouterr().out
 
