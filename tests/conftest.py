@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import logging
 import os
 import pkgutil
 import re
@@ -97,8 +98,16 @@ def one_registry() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of long tests first, so that no process is left alone with one at the end (`--no-loadscope-reorder`)."""
+    """Files of long tests first, so that no process is left alone with one at the end (`--no-loadscope-reorder`).
+
+    And no listener at PyTorch's logger of traces: it describes every tensor of an export to whoever listens, which is a
+    quarter of the export, and pytest listens to each logger that does not propagate.
+    """
     items.sort(key=lambda item: item.get_closest_marker("acceptance") is None)
+    if "torch" in sys.modules:
+        traces = logging.getLogger("torch.__trace")
+        traces.handlers.clear()
+        traces.propagate = True
 
 
 @pytest.fixture(autouse=True)
