@@ -97,6 +97,31 @@ def one_registry() -> None:
     ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_walk() -> None:
+    """PyTorch walks all its composite operators once a namespace for each export, forty times: a tenth of it. Here once
+    until an operator is registered."""
+    if "torch" not in sys.modules:
+        return
+    torch = sys.modules["torch"]
+    try:
+        from torch._export import utils
+
+        walk = utils._materialize_cpp_cia_ops
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key
+    except (ImportError, AttributeError):  # another release, which does as it does
+        return
+    seen = 0
+
+    def once() -> None:
+        nonlocal seen
+        if seen != (now := len(registered("CompositeImplicitAutograd"))):
+            walk()
+            seen = now
+
+    utils._materialize_cpp_cia_ops = once
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long tests first, so that no process is left alone with one at the end (`--no-loadscope-reorder`).
 
