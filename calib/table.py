@@ -180,17 +180,19 @@ class CalibrationTable:
             corrections=corrections,
         )
 
+    def files(self, name: str) -> dict[str, bytes]:
+        """What `save` writes, by file name: the histograms and corrections that are here, and the table as `name`."""
+        files: dict[str, bytes] = {}
+        if self.histograms is not None:
+            files[histograms_path(Path(name)).name] = pack(self.histograms)
+        if self.corrections is not None and self.corrections.arrays:
+            files[corrections_path(Path(name)).name] = self.corrections.packed
+        return files | {name: (canonical(self._content() | {"digest": self.digest}) + "\n").encode()}
+
     def save(self, path: str | Path) -> None:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
-        target = Path(path)
-        files: dict[Path, bytes] = {}
-        if self.histograms is not None:
-            files[histograms_path(target)] = pack(self.histograms)
-        if self.corrections is not None and self.corrections.arrays:
-            files[corrections_path(target)] = self.corrections.packed
-        files[target] = (canonical(self._content() | {"digest": self.digest}) + "\n").encode()
-        for place, data in files.items():
-            with replacing(place) as sibling:
+        for name, data in self.files(Path(path).name).items():
+            with replacing(Path(path).with_name(name)) as sibling:
                 sibling.write_bytes(data)
 
     @classmethod
@@ -225,10 +227,8 @@ class CalibrationTable:
             table = replace(table, corrections=kept)
         _check(where, table)
         if table.digest != file.digest:
-            raise CalibError(
-                f"{where}: must be as it was written (got digest {table.digest[:12]}, not {file.digest[:12]}). "
-                f"Calibrate again."
-            )
+            got = f"got digest {table.digest[:12]}, not {file.digest[:12]}"
+            raise CalibError(f"{where}: must be as it was written ({got}). Calibrate again.")
         return replace(table, histograms=_load_histograms(where, table)) if histograms else table
 
     @classmethod

@@ -259,7 +259,8 @@ class Quantized:
 class OnnxModel:
     """A checked ONNX file in memory; node names begin with the source module path.
 
-    `precisions` are those that its operations compute in (`computed_in`): an engine's floor depends on them.
+    `notes` say what was changed for its target. `precisions` are those that its operations compute in (`computed_in`):
+    an engine's floor depends on them.
     """
 
     data: bytes

@@ -146,6 +146,16 @@ def test_an_interrupt_stops_a_stage_that_does_not_poll_where_it_is(capsys):
     assert "calibrate                interrupted after" in capsys.readouterr().err
 
 
+def test_an_interrupt_that_native_code_turned_into_an_error_of_its_own_is_an_interrupt(capsys):
+    with pytest.raises(Cancelled) as caught, Console().watching() as reporter, reporter.stage("capture"):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise TypeError("argument 'size' failed to unpack") from error
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "capture                  interrupted after" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stage_that_polls_stops_by_itself(number, capsys):
     reached = []

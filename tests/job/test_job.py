@@ -161,7 +161,7 @@ BROKEN = [
       "number format) are on (got [head])."]),
     ([("  fp16_mode: true", "  placement: all")],
      ["job.yaml:11: precision.placement: must be auto unless one of int8_mode and fp8_mode and one of fp16_mode "
-      "and bf16_mode are true (got all). INT8 or FP8 alone leaves out nothing."]),
+      "and bf16_mode are true (got all). It is about which operations take INT8 or FP8 rather than FP16 or BF16."]),
     ([("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
       ("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
      ["job.yaml:1: calibration: must be given when precision.int8_mode is true (got none). "

@@ -25,7 +25,7 @@ from trtpipe.trt import driver, flavour
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
 LEAVE = "Leave it out, or use build.route onnx."
 TABLE = {
-    "compute_capability": (["8.6"], {}, "Leave it out for an engine portable from Ampere on, or use build.route onnx.",
+    "compute_capability": (["8.6"], {}, "Leave it out for a portable engine, or use build.route onnx.",
                            LEAVE),
     "platform": ("jetson_orin_nano", {}, "", ""),
     "quantization": ("implicit", {}, "use explicit.", ""),

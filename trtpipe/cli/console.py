@@ -122,6 +122,10 @@ class Console:
         except (BrokenPipeError, SystemExit):  # the reader of the output has closed it: no failure
             outcome = "ended early after "
             raise
+        except Exception as error:  # native code makes errors of its own of an interrupt that is raised below it
+            if self._cancelled:
+                raise Cancelled("interrupted") from error
+            raise
         finally:
             self._polled = False
             self._stages.pop()

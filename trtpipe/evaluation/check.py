@@ -159,7 +159,7 @@ def check_engine(
         passed,
         tuple(problems),
         tuple(notes),
-        (*warnings, *_unproven(control), *near_chance(measured, data), *data.judgement.says_nothing()),
+        (*warnings, *_unproven(control, measured), *near_chance(measured, data), *data.judgement.says_nothing()),
         _on_golden(data, outputs, [m.output for m in measured if m.name == "relative_l2"]),
     )
 
@@ -192,13 +192,19 @@ def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control,
     return Control(damaged.tensor, damaged.how, failed, few.samples, executor.executed, name, unmoved), executor.note
 
 
-def _unproven(control: Control) -> tuple[str, ...]:
+def _unproven(control: Control, measured: Sequence[Metric]) -> tuple[str, ...]:
     """A warning that names the outputs of which the control shows nothing."""
     if not control.unmoved:
         return ()
+    limited = {m.name for m in measured if m.output in control.unmoved and m.passed is not None}
+    step = (
+        "Tighter limits"
+        if limited & {"relative_l2", "sqnr_db"}
+        else "A limit of another figure (relative_l2_max, sqnr_db_min)"
+    )
     return (
         f"the check of {', '.join(control.unmoved)} alone cannot fail: it met its limits in the damaged copy too, "
-        "where only others missed theirs. A limit of another figure (relative_l2_max, sqnr_db_min) may tell",
+        f"where only others missed theirs. {step} may tell",
     )
 
 

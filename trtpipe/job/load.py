@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import fspath
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,11 @@ def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: b
     """The jobs in a file: one, or one for each combination of its `matrix`.
 
     Raises:
-        JobErrors: with all problems found; one that several jobs share is listed once.
+        JobErrors: with all problems found, once each; what only some combinations have names those.
     """
     files = job_files(path, paths_exist=paths_exist)
     jobs = [file.read(overrides) for file in files]
-    problems = tuple(dict.fromkeys(p for file in files for p in file.problems))
-    if problems:
+    if problems := tuple(dict.fromkeys(p for problems in by_job(files) for p in problems)):
         raise JobErrors(problems)
     return tuple(job for job in jobs if job is not None)
 
@@ -93,17 +93,36 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
     if not cells:
         return (JobFile(path, paths_exist=paths_exist),)
     return tuple(
-        JobFile(path, paths_exist=paths_exist, parsed=(cell.document, f"{text.rstrip()}\n# matrix {cell}\n"))
+        JobFile(path, paths_exist=paths_exist, parsed=(cell.document, f"{text.rstrip()}\n# matrix {cell}\n"), cell=cell)
         for cell in cells
     )
+
+
+def by_job(files: Sequence[JobFile]) -> tuple[tuple[Problem, ...], ...]:
+    """The problems of each job of one file; one that only some combinations of its matrix have names those."""
+    cells: dict[Problem, list[str]] = {}
+    for file in files:
+        for problem in file.problems:
+            cells.setdefault(problem, []).append(str(file.cell))
+    told = {
+        p: p if len(of) == len(files) else replace(p, text=f"{p.text} In the matrix: {'; '.join(of)}.")
+        for p, of in cells.items()
+    }
+    return tuple(tuple(told[p] for p in file.problems) for file in files)
 
 
 class JobFile:
     """One job file while it is read; it knows the place of everything in it."""
 
     def __init__(
-        self, path: Path, *, paths_exist: bool = True, parsed: tuple[yamlfile.Document, str] | None = None
+        self,
+        path: Path,
+        *,
+        paths_exist: bool = True,
+        parsed: tuple[yamlfile.Document, str] | None = None,
+        cell: matrix.Cell | None = None,
     ) -> None:
+        self.cell = cell
         self._path = path
         self._paths_exist = paths_exist
         self._parsed = parsed

@@ -138,7 +138,7 @@ def _precision(precision: Precision) -> Iterator[Broken]:
     if precision.placement == "all" and not judged:
         must, hint = (
             "be auto unless one of int8_mode and fp8_mode and one of fp16_mode and bf16_mode are true",
-            "INT8 or FP8 alone leaves out nothing.",
+            "It is about which operations take INT8 or FP8 rather than FP16 or BF16.",
         )
         yield Broken(("precision", "placement"), must, "all", hint)
     if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.quantized):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,9 +131,7 @@ def detections_of(job: Job, labels: Labels) -> Detections | None:
 
 def table_files(table: CalibrationTable) -> dict[str, bytes]:
     """The table's file, and that of its corrections where it has any; histograms stay behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        replace(table, histograms=None).save(Path(folder, CALIBRATION))
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return replace(table, histograms=None).files(CALIBRATION)
 
 
 def describe(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -104,16 +102,7 @@ def _load_corners(entry: Entry) -> CornerOutputs:
 
 
 def _dump_table(table: CalibrationTable | None) -> Stored:
-    return {}, _table_files(table)
-
-
-def _table_files(table: CalibrationTable | None) -> dict[str, bytes]:
-    """The table's JSON, and its histograms where it has them."""
-    if table is None:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        table.save(Path(folder, CALIBRATION))
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return {}, {} if table is None else table.files(CALIBRATION)
 
 
 def _load_table(entry: Entry) -> CalibrationTable | None:
@@ -138,7 +127,8 @@ def _dump_lowered(lowered: Lowered) -> Stored:
         "shared_scales": dict(lowered.shared_scales),
         "onnx": None if graph is None else {"opset": graph.opset, "notes": list(graph.notes)},
     }
-    return facts, _table_files(lowered.table) | ({} if graph is None else {GRAPH: graph.data})
+    table = {} if lowered.table is None else lowered.table.files(CALIBRATION)
+    return facts, table | ({} if graph is None else {GRAPH: graph.data})
 
 
 def _load_lowered(entry: Entry) -> Lowered:

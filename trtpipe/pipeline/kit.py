@@ -94,7 +94,7 @@ def write_kit(
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             damaged = graph_control(*damaged_copy(graph), job.build.target)
             report = judged(job, prepared, lowered, runner, "graph", damaged, progress)
-        return lowered, graph, report
+        return lowered, graph, dataclasses.replace(report, notes=(*report.notes, *graph.notes))
 
     lowered, graph, report = checked(job, table)
     if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":

@@ -277,7 +277,8 @@ def check(
             require = job.check.require
             report = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require, keep=keep)
             needed(activation_memory(runner))
-        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
+        written = () if engine.graph is None else engine.graph.notes
+        return replace(report, notes=(*report.notes, *written, *graph_notes(engine, executed)))
 
 
 def judged(

@@ -20,7 +20,7 @@ from trtpipe.evaluation.judgement import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, JobFile, job_files
+from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
 from trtpipe.job.problems import Problem, violation
 from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
@@ -113,12 +113,13 @@ def judge(
     if version is not None:
         require_version("--for", version)
     files = job_files(path, paths_exist=here)
-    return tuple(_judged(file, Path(path), overrides, here, version, purpose) for file in files)
+    jobs = [_judged(file, Path(path), overrides, here, version, purpose) for file in files]
+    return tuple(zip(jobs, by_job(files), strict=True))
 
 
 def _judged(
     file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None, purpose: Purpose
-) -> tuple[Job | None, tuple[Problem, ...]]:
+) -> Job | None:
     job = file.read(overrides)
     if job is not None:
         if here:
@@ -143,7 +144,7 @@ def _judged(
             refused = kit_refusals(job, version) if purpose == "prepare" else _refusals(job, version)
         for option, text in refused:
             file.add(tuple(option.split(".")), text)
-    return job, file.problems
+    return job
 
 
 def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[Problem, ...]:

@@ -38,6 +38,11 @@ OPSET = 20
 #: Bytes of weights of one file: protobuf's 2 GB less what the rest of a graph may take.
 MOST_WEIGHTS = 2**31 - 2**25
 
+_ROUNDED = (
+    "ONNX Runtime has operators in INT8 beside FP32 alone: beside FP16, what INT8 rounds is computed in FP16. For INT8 "
+    "operators leave out precision.fp16_mode"
+)
+
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
@@ -131,7 +136,7 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
     if target != "onnxruntime":
         return model
     data = with_float_scales(model.data)
-    return model if data is model.data else replace(model, data=data)
+    return model if data is model.data else replace(model, data=data, notes=(*model.notes, _ROUNDED))
 
 
 def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool = False) -> OnnxModel:

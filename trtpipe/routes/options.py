@@ -147,7 +147,7 @@ def _dla_core(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     return "must go with build.default_device_type dla", "Set it, or leave this out."
 
 
-_PORTABLE = "Leave it out for an engine portable from Ampere on, or use build.route onnx."
+_PORTABLE = "Leave it out for a portable engine, or use build.route onnx."
 _EXPLICIT = "Torch-TensorRT has had no calibrators since 2.9: use explicit."
 _VERBOSITY = "Use layer_names_only, or build.route onnx."
 

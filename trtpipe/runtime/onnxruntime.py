@@ -150,13 +150,13 @@ class OrtRunner:
         """Outputs by name, in their binding dtypes.
 
         Raises:
-            InputError: the names are not the graph's, or ONNX Runtime refuses a shape or dtype.
+            InputError: the names are not the graph's, or ONNX Runtime refuses a shape, a dtype or an index.
         """
         require_names(inputs, self._inputs)
         try:
             outputs = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
-            raise InputError(f"inputs: must fit the graph (got {error}). Check shapes and dtypes.") from error
+            raise InputError(f"inputs: must fit the graph (got {error}). Check shapes, dtypes and indices.") from error
         return dict(zip(self._outputs, outputs, strict=True))
 
 
