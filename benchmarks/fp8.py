@@ -245,6 +245,7 @@ def measured(name: str, photos: int) -> str:
     from trtpipe.quantization.precision import Keep
     from trtpipe.quantization.quantize import Narrow, quantize
     from trtpipe.routes.onnx import to_onnx
+    from trtpipe.values import NumberFormatName
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -258,8 +259,7 @@ def measured(name: str, photos: int) -> str:
             tables[corrections] = CalibrationTable.load(folder / "calibration.json")
         images = np.load(folder / "check.npy")
 
-    def program(table: Any, *formats: Any) -> Any:
-        modes = Modes(frozenset(formats))
+    def program(table: Any, modes: Modes, moments: Mapping[str, torch.Tensor] | None = None) -> Any:
         return quantize(
             prepared.corrected(table).captured,
             int8="int8" in modes.on,
@@ -267,27 +267,37 @@ def measured(name: str, photos: int) -> str:
             keep=Keep(),
             amax=table.amax,
             ranges={},
-            narrow=Narrow(modes, Statistics(maxima(table), {})) if modes.narrow else None,
+            narrow=Narrow(modes, Statistics(maxima(table), moments or {})) if modes.narrow else None,
         )
 
     with torch.inference_mode():
         reference = prepared.captured.graph(torch.from_numpy(images))[0].double()
 
-    def decibels(model: bytes) -> float:
+    def decibels(got: torch.Tensor) -> float:
+        return float(10 * torch.log10(reference.square().sum() / (got.double() - reference).square().sum()))
+
+    def executed(model: bytes) -> torch.Tensor:
         with OrtRunner(model, as_written=True) as runner:
             (got,) = runner.run({"image": images}).values()
-        noise = torch.from_numpy(got).double() - reference
-        return float(10 * torch.log10(reference.square().sum() / noise.square().sum()))
+        return torch.from_numpy(got)
 
     rows = ["| | INT8 | FP8 | FP8 and INT8 |", "|---|---|---|---|"]
     modes = (("int8",), ("fp8",), ("int8", "fp8"))
     for corrections, table in tables.items():
-        figures = [decibels(to_onnx(program(table, *m)).data) for m in modes]
+        figures = [decibels(executed(to_onnx(program(table, Modes(frozenset(m)))).data)) for m in modes]
         rows.append(
             f"| {'with' if corrections else 'without'} corrections | {' | '.join(f'{f:.1f}' for f in figures)} |"
         )
         print(rows[-1], flush=True)
-    fp8 = program(tables[False], "fp8")
+    narrow = ["| weights alone | rounded to the nearest | fitted to their inputs |", "|---|---|---|"]
+    fours: tuple[tuple[str, NumberFormatName], ...] = (("INT4", "int4"), ("NVFP4", "nvfp4"))
+    for title, weights in fours:
+        fits = [program(tables[False], Modes(weights=weights), known) for known in ({}, prepared.moments)]
+        with torch.inference_mode():
+            figures = [decibels(fit.program.module()(torch.from_numpy(images))[0]) for fit in fits]
+        narrow.append(f"| {title} | {' | '.join(f'{f:.1f}' for f in figures)} |")
+        print(narrow[-1], flush=True)
+    fp8 = program(tables[False], Modes(frozenset({"fp8"})))
     with torch.inference_mode():
         found = agreement(
             folded(zoo.create(name)), fp8, to_onnx(fp8).data, maxima(tables[False]), torch.from_numpy(images[:2])
@@ -299,6 +309,8 @@ def measured(name: str, photos: int) -> str:
             "operation that a format can hold in it, the others in FP32:",
             "",
             *rows,
+            "",
+            *narrow,
             "",
             "| relative L2 distance | |",
             "|---|---|",

@@ -23,7 +23,7 @@ from trtpipe.pipeline.kit import write_kit
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.pipeline.tune import tune
 from trtpipe.progress import Silent
-from trtpipe.quantization import importance, precision
+from trtpipe.quantization import moments, precision
 from trtpipe.quantization.corrections import correct, edits
 from trtpipe.values import Captured
 
@@ -84,7 +84,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(edits, "corrected")
     count(precision, "observe_ranges")
-    count(importance, "input_importance")
+    count(moments, "block_moments")
     monkeypatch.setattr(correct, "correct", one_correction)
     # PyTorch's own modes take long, and read the calibration samples.
     monkeypatch.setattr(torch_modes, "torch_modes", lambda setup, script: tuple(setup.calibration())[:0])
@@ -98,7 +98,7 @@ def test_samples_are_opened_once_and_what_is_of_the_graph_is_computed_once(
     COMMANDS[command](job, tmp_path / "out")
     assert Counter(Path("opened").read_text().splitlines()) == {"calib samples": 1, "val samples": 1}
     # `bench` compiles no engine here, so that none of its graphs has FP16.
-    expected = {"corrected": 1, "input_importance": 1} | ({} if command == "bench" else {"observe_ranges": 1})
+    expected = {"corrected": 1, "block_moments": 1} | ({} if command == "bench" else {"observe_ranges": 1})
     assert computed == expected
 
 

@@ -20,7 +20,7 @@ from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
-from trtpipe.quantization.importance import input_importance
+from trtpipe.quantization.moments import block_moments
 from trtpipe.quantization.narrow import Statistics
 from trtpipe.quantization.policy import Choice, Modes, assign, cannot
 from trtpipe.quantization.precision import Keep, matching
@@ -44,8 +44,8 @@ def images():
     return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 
 
-def quantized(net, modes, *, half=None, keep=None, importance=None, ranges=None):
-    statistics = Statistics(net.amax, importance or {})
+def quantized(net, modes, *, half=None, keep=None, moments=None, ranges=None):
+    statistics = Statistics(net.amax, moments or {})
     return quantize(
         net.captured,
         int8="int8" in modes.on,
@@ -334,8 +334,8 @@ def test_what_several_operations_read_is_quantized_once(net):
     assert len(read) == len(set(read))
 
 
-def test_importance_is_the_mean_square_of_each_input(net, images):
-    found = input_importance(net.captured, [[images[:1]], [images[1:]]])
+def test_moments_are_of_what_each_linear_reads(net, images):
+    found = block_moments(net.captured, [[images[:1]], [images[1:]]])
     module = Attention().eval()
     seen = {}
     for name in ("q", "mlp"):
@@ -348,8 +348,8 @@ def test_importance_is_the_mean_square_of_each_input(net, images):
     }
     assert list(seen) == ["q", "mlp"]
     for name, x in seen.items():
-        reference = x.reshape(-1, 128).square().mean(0)
-        torch.testing.assert_close(found[by_module[name]], reference, rtol=1e-4, atol=1e-6)
+        rows = x.reshape(-1, 128)
+        torch.testing.assert_close(found[by_module[name]], (rows.T @ rows / len(rows))[None], rtol=1e-4, atol=1e-6)
 
 
 def test_dynamic_nvfp4_by_hand():

@@ -310,7 +310,7 @@ class PreparedJob:
         if key not in self._corrected:
             captured = edits.corrected(self.captured, table.corrections.arrays)
             other = self._corrected[key] = copy.copy(self)
-            for of_the_graph in ("ranges", "importance"):
+            for of_the_graph in ("ranges", "moments"):
                 other.__dict__.pop(of_the_graph, None)
             other.__dict__["captured"] = captured
         return self._corrected[key]
@@ -354,9 +354,9 @@ class PreparedJob:
             return precision.observe_ranges(self.captured, self.first_batches(), self.device)
 
     @cached_property
-    def importance(self) -> Mapping[str, torch.Tensor]:
-        """Mean squares of the features that each linear reads, float32 [K] by node name, over the first samples."""
-        from trtpipe.quantization.importance import input_importance
+    def moments(self) -> Mapping[str, torch.Tensor]:
+        """Second moments of what each linear reads (`block_moments`), by node name, over the first samples."""
+        from trtpipe.quantization.moments import block_moments
 
         with self._stages.unnamed():
-            return input_importance(self.captured, self.first_batches())
+            return block_moments(self.captured, self.first_batches())

@@ -141,8 +141,8 @@ def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -
     modes = modes_of(job.precision)
     if not modes.narrow:
         return None
-    importance = prepared.corrected(table).importance if _fits_weights(job, prepared) else {}
-    return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
+    moments = prepared.corrected(table).moments if _fits_weights(job, prepared) else {}
+    return Narrow(modes, Statistics({} if table is None else maxima(table), moments))
 
 
 def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results: Results | None = None) -> Lowered:

@@ -1,11 +1,12 @@
 """Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep out of INT8."""
 
 __all__ = [
+    "blocks",
     "corrections",
     "diagnose",
     "formats",
     "given",
-    "importance",
+    "moments",
     "narrow",
     "operators",
     "partial",
@@ -14,6 +15,7 @@ __all__ = [
     "precision",
     "quantize",
     "ranking",
+    "rounding",
     "search",
     "sensitivity",
     "trials",

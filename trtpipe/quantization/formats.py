@@ -6,13 +6,12 @@
     nvfp4  E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16; a block's scale is itself E4M3, times one FP32 a tensor
 
 Sources: NVIDIA's TensorRT documentation, "Quantization Schemes" and "Working with Quantized Types"; the ONNX operators
-QuantizeLinear and DequantizeLinear; P. Micikevicius et al., "FP8 Formats for Deep Learning" (2022); for a weight's
-clipping by what its inputs are, J. Lin et al., "AWQ" (2023).
+QuantizeLinear and DequantizeLinear; P. Micikevicius et al., "FP8 Formats for Deep Learning" (2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,9 +45,6 @@ FP8 = NumberFormat("fp8", "FP8", 8, 448.0)
 INT4 = NumberFormat("int4", "INT4", 4, 7.0, (128, 64))
 NVFP4 = NumberFormat("nvfp4", "NVFP4", 4, 6.0, (16,))
 FORMATS: Mapping[str, NumberFormat] = {f.name: f for f in (INT8, FP8, INT4, NVFP4)}
-
-#: A block's threshold is searched among these shares of its amax.
-CLIPPED_SHARES = tuple(1.0 - 0.025 * k for k in range(17))
 
 
 def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
@@ -134,56 +130,6 @@ def fp4_values(codes: torch.Tensor) -> torch.Tensor:
     return torch.where(codes >= 8, -size, size)
 
 
-def quantize_int4(
-    w: torch.Tensor, block: int, half: torch.dtype | None, importance: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A linear's weight in INT4: codes int8 [N, K] in -8..7 and float32 scales [N, K / block].
-
-    Args:
-        w: float [N, K]; K is a multiple of `block`.
-        block: numbers that share a scale, along K.
-        half: what the scales are rounded up to.
-        importance: float [K], the mean square of each input: a block's threshold is the share of its amax that leaves
-            the least error where inputs are large. None: all inputs alike.
-    """
-    blocks = w.to(torch.float32).reshape(w.shape[0], -1, block)
-    amax = blocks.abs().amax(-1)
-
-    def at(share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scales = scales_of(amax * share, INT4, half)
-        codes = torch.round(blocks / scales[..., None]).clamp(-8, 7)
-        return codes, scales, codes * scales[..., None]
-
-    codes, scales = _best_share(blocks, at, importance)
-    return codes.reshape(w.shape).to(torch.int8), scales
-
-
-def quantize_nvfp4(
-    w: torch.Tensor, importance: torch.Tensor | None, half: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A linear's weight in NVFP4: codes uint8 [N, K], block scales float8_e4m3fn [N, K / 16], and their scale.
-
-    Args and the search as for `quantize_int4`; the scale of the scales is amax / (6 * 448). A block's scale times that
-    is a number of `half` in an engine that computes in it: no block whose values are not all zero gets one that is 0
-    there.
-    """
-    (block,) = NVFP4.blocks
-    blocks = w.to(torch.float32).reshape(w.shape[0], -1, block)
-    amax = blocks.abs().amax(-1)
-    least = 0.0 if half is None else float(torch.nextafter(torch.zeros((), dtype=half), torch.ones((), dtype=half)))
-    scale = max(global_scale(float(amax.max())), least / FP8.largest)
-    floor = to_fp8(torch.tensor(least / scale)).to(torch.float32)
-
-    def at(share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        narrow = block_scales(torch.where(amax > 0, (amax * share).clamp_min(NVFP4.largest * scale * floor), 0), scale)
-        wide = (narrow.to(torch.float32) * scale).to(half or torch.float32).to(torch.float32)
-        values = to_fp4(blocks / torch.where(wide == 0, 1.0, wide)[..., None])
-        return values, narrow.to(torch.float32), values * wide[..., None]
-
-    values, narrow = _best_share(blocks, at, importance)
-    return fp4_codes(values.reshape(w.shape)), narrow.to(torch.float8_e4m3fn), scale
-
-
 def global_scale(amax: float) -> float:
     """NVFP4's one FP32 scale for a tensor: its largest block then has the largest E4M3 for its scale."""
     return max(float(np.float32(amax) / np.float32(NVFP4.largest * FP8.largest)), SMALLEST_SCALE)
@@ -192,22 +138,3 @@ def global_scale(amax: float) -> float:
 def block_scales(amax: torch.Tensor, scale: float) -> torch.Tensor:
     """E4M3 scales of NVFP4 blocks, float8_e4m3fn of amax's shape, in units of `scale`."""
     return to_fp8(amax / NVFP4.largest / scale)
-
-
-#: Codes, scales and the numbers that they stand for, at a share of each block's amax.
-_At = Callable[[float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-
-
-def _best_share(blocks: torch.Tensor, at: _At, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """By block, the codes and scales of the share with the least weighted squared error; `blocks` is [N, B, block]."""
-    weight = 1.0 if importance is None else importance.to(torch.float32).reshape(1, *blocks.shape[1:])
-    codes, scales, near = at(CLIPPED_SHARES[0])
-    least = ((near - blocks).square() * weight).sum(-1)
-    for share in CLIPPED_SHARES[1:]:
-        other_codes, other_scales, near = at(share)
-        error = ((near - blocks).square() * weight).sum(-1)
-        better = error < least
-        least = torch.where(better, error, least)
-        scales = torch.where(better, other_scales, scales)
-        codes = torch.where(better[..., None], other_codes, codes)
-    return codes, scales

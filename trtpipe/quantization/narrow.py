@@ -15,6 +15,7 @@ import torch
 
 from trtpipe.model.nodes import add_constant, constant_value, is_constant
 from trtpipe.model.sites import shared_scales
+from trtpipe.quantization.blocks import quantize_int4, quantize_nvfp4
 from trtpipe.quantization.formats import (
     FP8,
     INT4,
@@ -24,8 +25,6 @@ from trtpipe.quantization.formats import (
     check_complete,
     fp4_values,
     global_scale,
-    quantize_int4,
-    quantize_nvfp4,
     scales_of,
     to_fp4,
     to_fp8,
@@ -121,12 +120,12 @@ class NarrowSite:
 class Statistics:
     """What calibration knows beyond INT8's amax.
 
-    `maxima` are the largest |x| by table key; `importance` is, by the name of a linear's node, the mean square of each
-    of its K input features, float [K]; without it all features count alike.
+    `maxima` are the largest |x| by table key; `moments`, by the name of a linear's node, are the second moments of
+    what it reads, by blocks (`block_moments`), which its weight in 4 bits is fitted to.
     """
 
     maxima: Mapping[str, float]
-    importance: Mapping[str, torch.Tensor]
+    moments: Mapping[str, torch.Tensor]
 
 
 def place_narrow(
@@ -157,7 +156,7 @@ def place_narrow(
         else:
             again = (source, one.format, str(one.site.axis))
             if again not in made:
-                made[again] = _weight(graph, source, one, half, statistics.importance.get(consumer.name))
+                made[again] = _weight(graph, source, one, half, statistics.moments.get(consumer.name))
         consumer.update_arg(one.argument, made[again])
     drop_unread(graph)
     return scales
@@ -174,8 +173,8 @@ def roundings(
         if one.site.axis is None:
             rounding = _through(one.format, _scale(one, half, statistics.maxima[one.site.group]))
         else:
-            importance = statistics.importance.get(one.site.consumer.name)
-            rounding = functools.partial(_weight_through, one.format, half, importance)
+            moments = statistics.moments.get(one.site.consumer.name)
+            rounding = functools.partial(_weight_through, one.format, half, moments)
         result.setdefault(one.site.consumer, {})[one.site.producer] = rounding
     return result
 
@@ -189,10 +188,10 @@ def _through(number_format: NumberFormatName, scale: float) -> Callable[[torch.T
 def _weight_through(
     number_format: NumberFormatName,
     half: torch.dtype | None,
-    importance: torch.Tensor | None,
+    moments: torch.Tensor | None,
     w: torch.Tensor,
 ) -> torch.Tensor:
-    stored = store_weight(w, number_format, half, importance)
+    stored = store_weight(w, number_format, half, moments)
     wide: torch.Tensor = stored.dequantize(stored.codes, *stored.scales, *stored.arguments)
     return wide
 
@@ -234,7 +233,7 @@ def store_weight(
     w: torch.Tensor,
     number_format: NumberFormatName,
     half: torch.dtype | None,
-    importance: torch.Tensor | None,
+    moments: torch.Tensor | None,
 ) -> StoredWeight:
     """`w` in FP8 with one scale, or, [N, K], in 4 bits, a scale for each block along K.
 
@@ -245,7 +244,7 @@ def store_weight(
         w: float, any shape.
         number_format: fp8, int4 or nvfp4.
         half: what scales are rounded up to.
-        importance: of 4 bits, float [K]: how much an error at each input weighs.
+        moments: of 4 bits, second moments of the inputs, as `blocks` has them; None: not known.
     """
     ops, w = torch.ops.trtpipe, w.detach()
     if number_format == "fp8":
@@ -254,19 +253,19 @@ def store_weight(
     if number_format == "int4":
         block = block_size(INT4, w.shape[1])
         assert block is not None  # the policy gives INT4 to nothing else
-        codes, scales = quantize_int4(w, block, half, importance)
+        codes, scales = quantize_int4(w, block, half, moments)
         return StoredWeight(codes, (scales,), ops.int4_dequantize.default)
-    codes, scales, scale = quantize_nvfp4(w, importance, half)
+    codes, scales, scale = quantize_nvfp4(w, moments, half)
     return StoredWeight(codes, (scales,), ops.fp4_dequantize.default, (scale,))
 
 
 def _weight(
-    graph: GraphModule, source: Node, one: NarrowSite, half: torch.dtype | None, importance: torch.Tensor | None
+    graph: GraphModule, source: Node, one: NarrowSite, half: torch.dtype | None, moments: torch.Tensor | None
 ) -> Node:
     """The weight stored in the format, and its DQ."""
     assert is_constant(source)
     stem = f"{str(source.target).replace('.', '_')}_{one.format}"
-    stored = store_weight(constant_value(graph, source), one.format, half, importance)
+    stored = store_weight(constant_value(graph, source), one.format, half, moments)
     codes = add_constant(graph, stem, stored.codes, source)
     scales = [add_constant(graph, f"{stem}_scale", s, source) for s in stored.scales]
     with graph.graph.inserting_after(source):

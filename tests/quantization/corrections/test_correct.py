@@ -18,8 +18,9 @@ from calib.table import CalibrationTable
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.model.sites import WEIGHTED
+from trtpipe.quantization import rounding
 from trtpipe.quantization.corrections import correct as stage
-from trtpipe.quantization.corrections import rounding, sweep
+from trtpipe.quantization.corrections import sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.guard import Score

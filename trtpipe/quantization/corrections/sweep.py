@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
-from trtpipe.quantization.corrections import rounding
+from trtpipe.quantization import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced

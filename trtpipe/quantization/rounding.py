@@ -1,4 +1,4 @@
-"""Second-order rounding of a weight to INT8: each column's rounding error is made up for by the columns after it.
+"""Second-order rounding of a weight: each column's rounding error is made up for by the columns after it.
 
 Source: Frantar et al., "GPTQ" (2022), after Hassibi and Stork, "Optimal Brain Surgeon" (1992). The target is what the
 operation gives in float on float inputs; the inputs it has are the quantized ones, so that a weight also makes up for
@@ -7,7 +7,7 @@ what quantizing them lost, as far as that is linear (Li et al., "GPTAQ", 2025).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -31,9 +31,14 @@ def weight_scales(w: torch.Tensor) -> torch.Tensor:
     return rounded_up((w.abs().amax(-1) / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), torch.bfloat16)
 
 
+def int8_levels(x: torch.Tensor) -> torch.Tensor:
+    """The nearest of INT8's levels to each number: float32 integers in [-127, 127]."""
+    return torch.round(x).clamp_(*WEIGHT_RANGE)
+
+
 def nearest(w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Levels of `w` [..., K] on `scales` [...], each alone: float32 integers in [-127, 127]."""
-    return torch.round(w / scales[..., None]).clamp_(*WEIGHT_RANGE)
+    return int8_levels(w / scales[..., None])
 
 
 def add_moments(moments: torch.Tensor, x: torch.Tensor) -> None:
@@ -49,7 +54,10 @@ def add_moments(moments: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def second_order(
-    targets: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], moments: torch.Tensor
+    targets: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    moments: torch.Tensor,
+    levels_of: Callable[[torch.Tensor], torch.Tensor] = int8_levels,
 ) -> list[torch.Tensor]:
     """Levels of weights that read the same inputs, of known second moments: the factors of these are most of the work.
 
@@ -57,9 +65,10 @@ def second_order(
         targets: float32 [G, C_out / G, K] each: groups, their output channels, their inputs.
         scales: float32 [G, C_out / G] of each target.
         moments: float32 [G, K, K], E[x x^T] of the inputs of each group.
+        levels_of: the nearest levels of a number format, float32 to float32.
 
     Returns:
-        float32 integers of each target's shape, in [-127, 127]; the nearest ones where the moments are singular.
+        float32 levels of each target's shape; the nearest ones where the moments are singular.
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
     h = moments + torch.diag_embed(DAMPING * diagonal.mean(1, keepdim=True).expand_as(diagonal))
@@ -69,7 +78,7 @@ def second_order(
     factor, bad = torch.linalg.cholesky_ex(h)
     upper, worse = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
     if bool(bad.any()) or bool(worse.any()):
-        return [nearest(w, steps) for w, steps in zip(targets, scales, strict=True)]
+        return [levels_of(w / steps[..., None]) for w, steps in zip(targets, scales, strict=True)]
     columns = order[:, None, :].expand_as(targets[0])
     w, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
     levels = torch.empty_like(w)
@@ -78,7 +87,7 @@ def second_order(
         part, own = _columns_first(w[..., start:stop]), upper[:, start:stop, start:stop]
         rounded, errors = torch.empty_like(part), torch.empty_like(part)
         for i, column in enumerate(part):
-            rounded[i] = torch.round(column / steps).clamp_(*WEIGHT_RANGE)
+            rounded[i] = levels_of(column / steps)
             errors[i] = (column - rounded[i] * steps) / own[:, i, i, None]
             part[i + 1 :] -= errors[i] * own[:, i, i + 1 :].T[:, None, :, None]
         levels[..., start:stop] = rounded.movedim(0, -1)

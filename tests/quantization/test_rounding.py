@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from trtpipe.quantization.corrections import rounding
+from trtpipe.quantization import rounding
 
 
 def moments(columns: int, seed: int) -> torch.Tensor:

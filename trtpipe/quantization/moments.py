@@ -1,0 +1,53 @@
+"""Second moments of what each linear reads, by blocks of its inputs: what its weight in 4 bits is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from trtpipe.model.nodes import op_name
+from trtpipe.quantization.formats import INT4, NVFP4
+
+if TYPE_CHECKING:
+    from trtpipe.values import Captured
+
+#: The largest of these that divides a linear's inputs is its block; the smaller ones lie within it.
+SIZES = (*INT4.blocks, *NVFP4.blocks)
+
+
+class _Moments(Interpreter):
+    """Runs the graph and sums x x^T of every block that a linear reads, in float64 over float32 batches."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self.sums: dict[str, torch.Tensor] = {}
+        self.rows: dict[str, int] = {}
+
+    def run_node(self, n: Node) -> Any:
+        """The node's value; a linear's input [..., K] is counted first."""
+        if n.op == "call_function" and op_name(n) == "linear":
+            x = self.fetch_args_kwargs_from_env(n)[0][0]
+            if (size := next((s for s in SIZES if x.shape[-1] % s == 0), None)) is not None:
+                parts = x.reshape(-1, x.shape[-1] // size, size).float().transpose(0, 1)
+                self.sums[n.name] = self.sums.get(n.name, 0) + (parts.mT @ parts).double()
+                self.rows[n.name] = self.rows.get(n.name, 0) + parts.shape[1]
+        return super().run_node(n)
+
+
+def block_moments(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By the name of a linear's node, E[x x^T] within each block of its K inputs: float32 [K / m, m, m].
+
+    m is 128, 64 or 16, the largest that divides K; a linear that none divides has no 4 bits, and is left out.
+
+    Args:
+        captured: the hub graph.
+        batches: calibration inputs, in order, each [B, ...].
+    """
+    moments = _Moments(captured.graph)
+    with torch.inference_mode():
+        for batch in batches:
+            moments.run(*batch)
+        return {name: (total / moments.rows[name]).float() for name, total in moments.sums.items()}
