@@ -154,3 +154,17 @@ def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
 def test_too_little_address_space_is_no_damage():
     said = packages.broken("torch", "ImportError: libtorch_cpu.so: failed to map segment from shared object")
     assert said.endswith("There is too little memory or address space for it: see `free -m` and `ulimit -v`.")
+
+
+def test_what_trtpipe_itself_requires_has_its_command(monkeypatch):
+    """An installation that lacks it is no bug: `main` says what to install, and `doctor` promises nothing."""
+    assert packages.lacking() == ()
+    assert packages.install_command("PIL") == "pip install 'pillow>=10.0'"
+    assert packages.not_installed("yaml") == "yaml is not installed. Run: pip install 'pyyaml>=6.0'"
+    installed = packages._installed
+    absent = {"pillow", "pillow-simd"}
+    monkeypatch.setattr(packages, "_installed", lambda names: installed(n for n in names if n not in absent))
+    assert packages.lacking() == ("pillow",)
+    found = doctor.examine()
+    assert {(a.possible, a.reason) for a in found.abilities} == {(False, "pillow not installed")}
+    assert found.commands == ("pip install 'pillow>=10.0'",)

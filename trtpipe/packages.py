@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
@@ -59,6 +60,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "onnxscript": ("onnxscript", "onnxscript-preview"),
     "onnx_ir": ("onnx-ir",),
     "PIL": ("pillow", "pillow-simd"),
+    "yaml": ("pyyaml",),
     "cuda": ("cuda-python", "cuda-bindings"),
 }
 
@@ -93,8 +95,35 @@ _COMMANDS: Mapping[str, str] = {
 
 
 def install_command(name: str) -> str:
-    """The command that installs a module or distribution of `EXTRAS` or of this module; KeyError for another."""
+    """The command that installs a module or distribution of `EXTRAS`, of this module, or that trtpipe cannot do
+    without; KeyError for another."""
+    core = {r.name: r for r in _requirements()}
+    if needed := next((core[d] for d in distributions(name) if d in core), None):
+        return pip_install(str(needed))
     return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
+
+
+def lacking() -> tuple[str, ...]:
+    """The distributions that trtpipe cannot do without and that are not installed."""
+    return tuple(r.name for r in _requirements() if not _installed((r.name, *_also(r.name))))
+
+
+def _also(distribution: str) -> tuple[str, ...]:
+    """Other distributions that bring the same module."""
+    return next((names for names in DISTRIBUTIONS.values() if distribution in names), ())
+
+
+def _requirements(extra: str = "") -> tuple[Requirement, ...]:
+    """What trtpipe's own metadata requires always, or for an extra alone; nothing where it is not installed."""
+    from packaging.requirements import Requirement
+
+    try:
+        listed = map(Requirement, metadata.requires(__package__) or ())
+    except metadata.PackageNotFoundError:
+        return ()
+    if extra:
+        return tuple(r for r in listed if r.marker is not None and r.marker.evaluate({"extra": extra}))
+    return tuple(r for r in listed if r.marker is None)
 
 
 def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
@@ -124,13 +153,7 @@ def unfit(module: str) -> str | None:
 
 def _asked() -> Mapping[str, SpecifierSet]:
     """Releases of other distributions that trtpipe's `build` extra names."""
-    from packaging.requirements import Requirement
-
-    try:
-        listed = map(Requirement, metadata.requires(__package__) or ())
-    except metadata.PackageNotFoundError:
-        return {}
-    return {r.name: r.specifier for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})}
+    return {r.name: r.specifier for r in _requirements("build")}
 
 
 def not_installed(*modules: str) -> str:

@@ -75,6 +75,8 @@ def test_an_engine_that_nothing_executed_says_so(tmp_path: Path) -> None:
     engine = Engine(b"", "tensorrt_rtx", "1.7.1.116", (), GRAPH.inputs, GRAPH.outputs, GRAPH)
     manifest, _ = bundle_contents(made, engine, check=None, fingerprint="", environment={})
     assert manifest.notes[-1] == NOT_EXECUTED
+    assert manifest.check is not None
+    assert manifest.check.notes[-1] == NOT_EXECUTED  # what `build` prints
 
 
 def test_a_kit_of_too_many_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

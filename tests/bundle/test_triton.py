@@ -116,9 +116,7 @@ def test_a_batch_triton_cannot_choose(tmp_path: Path, schema: Any, batch: Any) -
     assert config.max_batch_size == 0
     assert list(config.input[0].dims) == [4 if isinstance(batch, int) else -1, 7]
     assert not config.HasField("dynamic_batching")
-    assert model.notes == (
-        "The batch is fixed or differs between bindings: Triton does no batching (max_batch_size 0).",
-    )
+    assert model.notes == ("Triton does no batching: the batch is fixed, begins above 1 or differs between bindings.",)
 
 
 def test_every_binding_dtype_has_a_type(schema: Any) -> None:

@@ -96,6 +96,19 @@ def test_a_gpu_that_is_not_there_is_said_before_any_work(gpus, monkeypatch, valu
     assert seen.main(["--device", "cpu"], standalone_mode=False) == ("cpu", None)
 
 
+def test_a_number_that_no_gpu_has_is_said_of_what_was_typed(gpus, monkeypatch):
+    """And not of CUDA_VISIBLE_DEVICES, which the option alone has set."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    gpus("CUDA_VISIBLE_DEVICES=2 leaves no GPU")
+    with pytest.raises(MissingError) as raised:
+        seen.main(["--device", "cuda:2"], standalone_mode=False)
+    assert str(raised.value) == (
+        "--device: must be one of this machine's GPUs (got cuda:2, and the driver has none of that number). "
+        "`trtpipe doctor` lists them."
+    )
+
+
 @pytest.mark.parametrize("module", [bench, build, calibrate, nightly, prepare, tune])
 def test_each_command_that_computes_has_it(module):
     assert "--device" in {o for p in module.command.params for o in p.opts}

@@ -280,6 +280,11 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     assert problems(kit.model_copy(update={"opset": 20}), here) == (
         "onnx: TensorRT 8.6.1 parses opset 17 at most (got 20). Prepare the kit for it: trtpipe prepare --for 8.6.1.",
     )
+    without_gpu = replace(here, compute_capability=None, gpu="no driver")
+    assert problems(kit.model_copy(update={"opset": 20}), without_gpu) == (
+        "gpu: TensorRT builds on the GPU it is for (got: no driver). Check its driver.",
+        "onnx: TensorRT 8.6.1 parses opset 17 at most (got 20). Prepare the kit for it: trtpipe prepare --for 8.6.1.",
+    )
     elsewhere = kit.model_copy(update={"build": Build(target="tensorrt", platform="l4")})
     assert problems(elsewhere, ORIN) == (
         "build.platform: L4, of compute capability 8.9, must be where the engine is built (got Orin, 8.7). Build it "

@@ -8,6 +8,7 @@ packed as a bundle is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
@@ -99,14 +100,16 @@ def bundle_contents(
     if engine.timing_cache:
         files[TIMING_CACHE] = engine.timing_cache
     unexecuted = check is None and engine.target != "onnxruntime"
-    checked = () if check is None else check.notes
-    notes = [*manifest.notes, *checked, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
+    check = check or manifest.check
+    if check is not None and unexecuted:
+        check = replace(check, notes=(*check.notes, NOT_EXECUTED))
+    notes = [*manifest.notes, *(() if check is None else check.notes), *engine.notes]
     changes: dict[str, object] = {
         "kind": "bundle",
         "engine": describe_engine(
             engine, manifest.build, device_memory_bytes=device_memory_bytes, int8_weights=int8_weights
         ),
-        "check": check if check is not None else manifest.check,
+        "check": check,
         "fingerprint": fingerprint,
         "environment": {**manifest.environment, **environment},
         "notes": tuple(dict.fromkeys(notes)),

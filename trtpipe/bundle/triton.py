@@ -98,9 +98,7 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
         files[_LABELS] = "".join(f"{name}\n" for name in manifest.class_names or ()).encode()
     batch = _batch(manifest)
     notes: tuple[str, ...] = (
-        ()
-        if batch
-        else ("The batch is fixed or differs between bindings: Triton does no batching (max_batch_size 0).",)
+        () if batch else ("Triton does no batching: the batch is fixed, begins above 1 or differs between bindings.",)
     )
     if manifest.build.plugins:
         libraries = ";".join(manifest.build.plugins)

@@ -343,15 +343,16 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
         return (
             f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_install(target, device)}.",
         )
-    if target == "tensorrt" and (old := _driver(target, device)):
-        return tuple(old)
-    if target == "tensorrt" and device.compute_capability is None:
-        return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
     if target == "onnxruntime":
         return ()
+    misfits: list[str] = []
+    if target == "tensorrt":
+        misfits += _driver(target, device)
+        if not misfits and device.compute_capability is None:
+            misfits.append(f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.")
     version = device.versions[target]
     if why := too_new_an_opset(target, version, manifest.opset):
-        return (why,)
+        return (*misfits, why)  # and not what that TensorRT lacks, as the kit is for another
     dtypes = {f"inputs.{s.name}": s.dtype for s in manifest.inputs}
     dtypes |= {f"outputs.{s.name}": s.dtype for s in manifest.outputs}
     refused = refusals(manifest.build, manifest.precision, target, version)
@@ -359,4 +360,4 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if target == "tensorrt" and device.compute_capability is not None:
         gpu = device.gpu, device.compute_capability, device.jetson
         refused += refused_here(*gpu, manifest.build, manifest.precision, version)
-    return tuple(message for _, message in refused)
+    return (*misfits, *(message for _, message in refused))

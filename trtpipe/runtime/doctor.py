@@ -27,6 +27,7 @@ from trtpipe.packages import (
     cuda_major,
     import_failures,
     install_command,
+    lacking,
     pip_install,
     unfit,
     version,
@@ -127,7 +128,7 @@ def examine() -> Diagnosis:
         ),
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,
-        abilities=(
+        abilities=_with_core(
             _importable(_capture(packages), CAPTURE, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
             *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, memory, jetson=jetson)),
@@ -139,6 +140,14 @@ def examine() -> Diagnosis:
         ),
         notes=_notes(gpu, tensorrts, jetson),
     )
+
+
+def _with_core(*abilities: Ability) -> tuple[Ability, ...]:
+    """The abilities, none of which is one without what trtpipe itself requires."""
+    if not (absent := lacking()):
+        return abilities
+    why, command = f"{', '.join(absent)} not installed", install_command(absent[0])
+    return tuple(Ability(a.what, False, why, command) for a in abilities)
 
 
 def _importable(ability: Ability, needed: Sequence[str], failed: Mapping[str, str]) -> Ability:

@@ -151,6 +151,11 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
     os.environ.update(changes)
     if named.group(0) != "cpu" and (problem := driver.probe().problem):
         _restore(before)
+        if before.get(driver.VISIBLE, "") is None and driver.VISIBLE in problem:  # which only this option has set
+            raise MissingError(
+                f"--device: must be one of this machine's GPUs (got {value}, and the driver has none of that number). "
+                "`trtpipe doctor` lists them."
+            )
         raise MissingError(
             f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Check the driver, or "
             "leave it out."

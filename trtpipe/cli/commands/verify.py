@@ -32,8 +32,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> Exit
     manifest = opened.manifest
     device = device_of(manifest.build.target)
     mismatches, notes = problems(manifest, device), remarks(manifest, device)
-    if manifest.kind == "kit" and not mismatches and (lacking := lacking_memory(manifest.build, device)):
-        mismatches = (lacking,)
+    if manifest.kind == "kit" and (why := lacking_memory(manifest.build, device)):
+        mismatches += (why,)
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
         with open_model(opened, as_written=True) as model:
