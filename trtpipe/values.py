@@ -257,10 +257,9 @@ class Quantized:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A checked ONNX file in memory; node names begin with the source module path.
+    """A checked ONNX file in memory; node names begin with the source module path. `notes`: what its target changed.
 
-    `notes` say what was changed for its target. `precisions` are those that its operations compute in (`computed_in`):
-    an engine's floor depends on them.
+    `precisions` are those that its operations compute in (`computed_in`): an engine's floor depends on them.
     """
 
     data: bytes

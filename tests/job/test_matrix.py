@@ -154,6 +154,16 @@ def test_a_wrong_value_is_said_where_it_stands_in_the_matrix_and_once(tmp_path):
     ]
 
 
+def test_a_value_that_is_wrong_for_some_combinations_alone_names_them(tmp_path):
+    head = "name: a\nprecision: {fp16_mode: true, placement: all}\nmatrix:\n  precision: "
+    labels = "{int8: {int8_mode: true}, w4: {weights: int4}, half: {}}\n"
+    assert [p for p in problems(tmp_path, head + labels) if "placement" in p] == [
+        "jobs.yaml:2: precision.placement: must be auto unless one of int8_mode and fp8_mode and one of fp16_mode and "
+        "bf16_mode are true (got all). It is about which operations take INT8 or FP8 rather than FP16 or BF16. "
+        "In the matrix: precision=w4; precision=half."
+    ]
+
+
 def test_a_wrong_key_outside_the_matrix_is_said_once(tmp_path):
     head = "name: a\nmatrix:\n  precision: [fp32, fp16]\nchek: 1\n"
     assert len(problems(tmp_path, head)) == 1

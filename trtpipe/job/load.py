@@ -99,16 +99,16 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
 
 
 def by_job(files: Sequence[JobFile]) -> tuple[tuple[Problem, ...], ...]:
-    """The problems of each job of one file; one that only some combinations of its matrix have names those."""
-    cells: dict[Problem, list[str]] = {}
-    for file in files:
-        for problem in file.problems:
-            cells.setdefault(problem, []).append(str(file.cell))
-    told = {
-        p: p if len(of) == len(files) else replace(p, text=f"{p.text} In the matrix: {'; '.join(of)}.")
-        for p, of in cells.items()
-    }
-    return tuple(tuple(told[p] for p in file.problems) for file in files)
+    """The problems of each job of one file; one that others have not, whose value stands in the same place, names the
+    combinations of the matrix that have it."""
+
+    def told(problem: Problem) -> Problem:
+        having = [f for f in files if problem in f.problems]
+        if not any(f.stands_at(problem, having[0]) for f in files if f not in having):
+            return problem
+        return replace(problem, text=f"{problem.text} In the matrix: {'; '.join(str(f.cell) for f in having)}.")
+
+    return tuple(tuple(map(told, file.problems)) for file in files)
 
 
 class JobFile:
@@ -130,11 +130,17 @@ class JobFile:
         self._text = ""
         self._set: list[yamlfile.KeyPath] = []
         self._problems: list[Problem] = []
+        self._paths: dict[Problem, yamlfile.KeyPath] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """What was found so far, in the order of the file; what came with --set last."""
         return tuple(sorted(self._problems, key=lambda p: (p.file is None, p.line or 0, p.column or 0)))
+
+    def stands_at(self, problem: Problem, of: JobFile) -> bool:
+        """Whether the value that is a problem in another job of the file stands in the same place in this one."""
+        path = of._paths.get(problem)
+        return path is not None and self._document.place(path) == of._document.place(path)
 
     def read(self, overrides: Iterable[str] = ()) -> Job | None:
         """The job, or None when it is not one; a job that names missing files is still returned."""
@@ -150,11 +156,12 @@ class JobFile:
     def add(self, path: yamlfile.KeyPath, text: str, *, missing: bool = False) -> None:
         """Report `text` (of `violation`) at `path`: as --set if the value came from there, else at its line."""
         made = path not in self._document.keys  # a mapping that only --set has
-        if any(path[: len(s)] == s or (made and s[: len(path)] == path) for s in self._set):
-            self._problems.append(Problem(None, None, None, dotted(path), text, missing))
-            return
         place = self._document.place(path)
-        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
+        problem = Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing)
+        if any(path[: len(s)] == s or (made and s[: len(path)] == path) for s in self._set):
+            problem = replace(problem, file=None, line=None, column=None)
+        self._problems.append(problem)
+        self._paths[problem] = path
 
     def _load(self) -> JsonObject | None:
         if self._parsed is not None:

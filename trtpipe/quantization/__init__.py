@@ -1,7 +1,6 @@
 """Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep out of INT8."""
 
 __all__ = [
-    "blocks",
     "corrections",
     "diagnose",
     "formats",
@@ -15,7 +14,6 @@ __all__ = [
     "precision",
     "quantize",
     "ranking",
-    "rounding",
     "search",
     "sensitivity",
     "trials",
