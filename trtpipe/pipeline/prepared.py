@@ -355,7 +355,7 @@ class PreparedJob:
 
     @cached_property
     def moments(self) -> Mapping[str, torch.Tensor]:
-        """E[x x^T] of what each linear reads, over the first samples: float32 [K / m, m, m] by node (`block_moments`)."""
+        """E[x x^T] of what linears read over the first samples: float32 [K / m, m, m] by node (`block_moments`)."""
         from trtpipe.quantization.moments import block_moments
 
         with self._stages.unnamed():
