@@ -171,6 +171,10 @@ def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
     network = Hopeless([1e-9] * 4, half_db=200.0)
     tuned = network.search()
     assert not tuned.met
+    assert tuned.notes == (
+        "at least one module stays quantized in each trial: where the limits need none, build without "
+        "precision.int8_mode, fp8_mode and weights",
+    )
     assert tuned.best.candidate == Candidate("entropy_2", fp32=("m0", "m1", "m2"))
     assert "m3" not in tuned.best.candidate.kept  # something is left to quantize
     assert verdict(tuned) == (

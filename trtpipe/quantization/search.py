@@ -152,6 +152,11 @@ class _Search:
         try:
             if not self.evaluate(start).passed:
                 self.improve(start)
+            if not best_of(self.trials).passed:
+                self.notes.append(
+                    "at least one module stays quantized in each trial: where the limits need none, build without "
+                    "precision.int8_mode, fp8_mode and weights"
+                )
         except _Spent:
             self.notes.append(f"the search ended at its {self.allowance} evaluations; a longer one might keep less")
         return Tuned(best_of(self.trials), tuple(self.trials), self.sensitivity, tuple(self.notes))
