@@ -186,6 +186,19 @@ def test_calibration_is_needed_by_what_quantizes_activations(folder):
     assert load_job(path).calibration is None
 
 
+def test_weights_that_nothing_could_be_fitted_to_and_a_table_that_is_not_used_are_said(folder, tmp_path):
+    told = (
+        "weights in 4 bits are rounded to the nearest: the job names no calibration samples to fit them to, and a "
+        "table holds none"
+    )
+    unused = "calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode"
+    target = "{target: onnxruntime}"
+    by_table = build(load_job(write(folder, "by-table", "{weights: int4}", build=target, cosine_min=0.1)), tmp_path)
+    assert {told, unused} <= {*by_table.report.notes}
+    fitted = write(folder, "fitted", "{weights: int4}", calibration=SAMPLES, build=target, cosine_min=0.1)
+    assert not {told, unused} & {*build(load_job(fitted), tmp_path).report.notes}
+
+
 QUANTIZED = ("{fp8_mode: true}", "{weights: int4}", "{fp16_mode: true, fp8_mode: true, int8_mode: true}")
 
 

@@ -20,7 +20,7 @@ from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
-from trtpipe.quantization.moments import block_moments
+from trtpipe.quantization.moments import block_moments, shrunk
 from trtpipe.quantization.narrow import Statistics
 from trtpipe.quantization.policy import Choice, Modes, assign, cannot
 from trtpipe.quantization.precision import Keep, matching
@@ -349,7 +349,8 @@ def test_moments_are_of_what_each_linear_reads(net, images):
     assert list(seen) == ["q", "mlp"]
     for name, x in seen.items():
         rows = x.reshape(-1, 128)
-        torch.testing.assert_close(found[by_module[name]], (rows.T @ rows / len(rows))[None], rtol=1e-4, atol=1e-6)
+        expected = shrunk((rows.T @ rows / len(rows)).double()[None], len(rows)).float()
+        torch.testing.assert_close(found[by_module[name]], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_dynamic_nvfp4_by_hand():

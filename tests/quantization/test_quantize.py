@@ -16,7 +16,7 @@ from trtpipe.model.nodes import calls, op_name
 from trtpipe.quantization.formats import rounded_up
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import checked_plan, prepare, quantize
-from trtpipe.values import Captured
+from trtpipe.values import Captured, Skipped
 
 
 def table(captured: Captured, amax: float = 2.0) -> dict[str, float]:
@@ -94,6 +94,9 @@ def test_keeping_everything_is_an_error() -> None:
         quantize(captured, int8=True, half=None, keep=Keep(fp32=("*",)), amax=table(captured), ranges={})
     with pytest.raises(InputError, match=r"no layer is left to quantize\. Turn int8_mode off\.$"):
         checked_plan(replace(captured, sites=()), int8=True, keep=Keep(), modes=None)
+    wide = Skipped(captured.sites[0].consumer, "it computes in float64")
+    with pytest.raises(InputError, match=r"left to quantize \(conv2d: it computes in float64\)\. Turn int8_mode off"):
+        checked_plan(replace(captured, sites=(), skipped=(wide,)), int8=True, keep=Keep(), modes=None)
 
 
 def test_a_table_that_lacks_a_tensor_is_refused() -> None:

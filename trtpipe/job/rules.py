@@ -128,7 +128,9 @@ def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
 def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in outputs:
         if name in inputs:
-            yield Broken(("outputs", name), "have a name that no input has", repr(name))
+            path = "Name the input otherwise: an output's name is its path in what the model returns."
+            hint = path if "." in name else ""
+            yield Broken(("outputs", name), "have a name that no input has", repr(name), hint)
 
 
 def _precision(precision: Precision) -> Iterator[Broken]:

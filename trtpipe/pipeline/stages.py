@@ -321,7 +321,18 @@ def judged(
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
     report = with_corners(report, runner, batching(job, prepared), samples, expected)
-    return replace(report, notes=(*prepared.baseline.notes, *_unread(job), *report.notes))
+    told = (*job.unused(), *_unfitted(job, prepared), *prepared.baseline.notes, *_unread(job))
+    return replace(report, notes=(*told, *report.notes))
+
+
+def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:
+    """A note on weights of 4 bits that nothing could be fitted to."""
+    if prepared.calibrates or (job.precision.weights is None and not job.precision.nvfp4_mode):
+        return ()
+    return (
+        "weights in 4 bits are rounded to the nearest: the job names no calibration samples to fit them to, and a "
+        "table holds none",
+    )
 
 
 def _unread(job: Job) -> tuple[str, ...]:

@@ -364,7 +364,8 @@ def _nothing_left(plan: SitePlan, modes: Modes | None, keep: Keep) -> str:
     kept = bool(keep.fp32 or keep.fp16 or keep.bf16)
     if modes is None:
         step = "Narrow precision.keep, or turn int8_mode off" if kept else "Turn int8_mode off"
-        return f"precision.int8_mode: no layer is left to quantize. {step}."
+        skipped = next((f" ({s.node.name}: {s.reason})" for s in plan.skipped), "")
+        return f"precision.int8_mode: no layer is left to quantize{'' if kept else skipped}. {step}."
     why = next(iter((*plan.reasons.values(), *_unfit(plan, modes))), "the graph has no convolution, linear or matmul")
     return (
         f"precision: something must be left to quantize in {modes.title} (got none: {why}). "
