@@ -80,7 +80,7 @@ def test_a_weight_that_is_fitted_to_its_inputs_loses_less_at_the_output(quantize
 
 
 @pytest.mark.parametrize("quantized", [int4, nvfp4])
-@pytest.mark.parametrize("rows", [2, 8, 64, 500])
+@pytest.mark.parametrize("rows", [1, 2, 8, 64, 500])
 @pytest.mark.parametrize("mean", [0.0, 0.5])
 def test_a_weight_is_not_fitted_to_what_few_rows_show_by_chance(quantized, rows, mean):
     """Of independent inputs there is little to learn, whose moments over 64 rows cost INT4 4 dB as they are."""

@@ -40,8 +40,7 @@ class _Moments(Interpreter):
 def block_moments(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
     """By the name of a linear's node, E[x x^T] within each block of its K inputs, `shrunk`: float32 [K / m, m, m].
 
-    m is 128, 64 or 16, the largest that divides K; a linear that none divides has no 4 bits, and is left out, as is one
-    that reads a single row.
+    m is 128, 64 or 16, the largest that divides K; a linear that none divides has no 4 bits, and is left out.
 
     Args:
         captured: the hub graph.
@@ -51,9 +50,7 @@ def block_moments(captured: Captured, batches: Iterable[Sequence[torch.Tensor]])
     with torch.inference_mode():
         for batch in batches:
             moments.run(*batch)
-        return {
-            name: shrunk(s / rows, rows).float() for name, s in moments.sums.items() if (rows := moments.rows[name]) > 1
-        }
+        return {name: shrunk(s / moments.rows[name], moments.rows[name]).float() for name, s in moments.sums.items()}
 
 
 def shrunk(moments: torch.Tensor, rows: int) -> torch.Tensor:
@@ -61,21 +58,25 @@ def shrunk(moments: torch.Tensor, rows: int) -> torch.Tensor:
 
     What inputs have in common is shrunk by the oracle approximating shrinkage of their correlations about zero
     (Y. Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation" (2010), equation 23): by all of it where
-    inputs are independent, by little where they have a mean or move together.
+    inputs are independent, by little where they have a mean or move together. Their squares, whose variance over rows
+    is 2 / rows of what they are themselves, are drawn to their mean by that part of how much they differ.
 
     Args:
         moments: float64 [B, m, m], over all rows.
         rows: how many those are.
 
     Returns:
-        float64 [B, m, m], with the same diagonal.
+        float64 [B, m, m].
     """
-    size = moments.shape[-1]
+    size, least = moments.shape[-1], torch.finfo(moments.dtype).tiny
     diagonal = moments.diagonal(dim1=1, dim2=2)
     scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     squares = (moments * scale[:, :, None] * scale[:, None, :]).square().sum((1, 2))
     trace = (diagonal > 0).sum(1).double()
-    least = torch.finfo(squares.dtype).tiny
     apart = (rows + 1 - 2 / size) * (squares - trace.square() / size).clamp_min(least)
-    share = (((1 - 2 / size) * squares + trace.square()) / apart).clamp(0, 1)[:, None, None]
-    return moments * (1 - share) + torch.diag_embed(diagonal) * share
+    share = (((1 - 2 / size) * squares + trace.square()) / apart).clamp(0, 1)[:, None]
+    mean, chance = diagonal.mean(1, keepdim=True), 2 / (rows + 2) * diagonal.square().mean(1, keepdim=True)
+    part = (chance / (diagonal - mean).square().mean(1, keepdim=True).clamp_min(least)).clamp(0, 1)
+    drawn = diagonal + part * (mean - diagonal)
+    kept = moments * (1 - share[..., None])
+    return kept + torch.diag_embed(drawn.maximum(diagonal * (1 - share)) - diagonal * (1 - share))
