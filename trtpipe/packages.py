@@ -97,20 +97,21 @@ _COMMANDS: Mapping[str, str] = {
 def install_command(name: str) -> str:
     """The command that installs a module or distribution of `EXTRAS`, of this module, or that trtpipe cannot do
     without; KeyError for another."""
-    core = {r.name: r for r in _requirements()}
-    if needed := next((core[d] for d in distributions(name) if d in core), None):
-        return pip_install(str(needed))
-    return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
+    if name in _COMMANDS:
+        return _COMMANDS[name]
+    if name in EXTRAS:
+        return f"pip install 'trtpipe[{EXTRAS[name]}]'"
+    return pip_install({d: str(r) for r in _requirements() for d in (r.name, *_modules_of(r.name))}[name])
 
 
 def lacking() -> tuple[str, ...]:
     """The distributions that trtpipe cannot do without and that are not installed."""
-    return tuple(r.name for r in _requirements() if not _installed((r.name, *_also(r.name))))
+    return tuple(r.name for r in _requirements() if not any(map(package, _modules_of(r.name) or (r.name,))))
 
 
-def _also(distribution: str) -> tuple[str, ...]:
-    """Other distributions that bring the same module."""
-    return next((names for names in DISTRIBUTIONS.values() if distribution in names), ())
+def _modules_of(distribution: str) -> tuple[str, ...]:
+    """The modules of `DISTRIBUTIONS` that it may bring."""
+    return tuple(module for module, names in DISTRIBUTIONS.items() if distribution in names)
 
 
 def _requirements(extra: str = "") -> tuple[Requirement, ...]:

@@ -87,6 +87,9 @@ def test_an_output_that_meets_its_limits_in_the_damaged_copy_is_named() -> None:
         "the check of age alone cannot fail: it met its limits in the damaged copy too, where only others missed "
         "theirs. A limit of another figure (relative_l2_max, sqnr_db_min) may tell"
     )
+    tighter = said.replace("A limit of another figure (relative_l2_max, sqnr_db_min)", "Tighter limits")
+    loose = check_engine(Two(), "graph", both, Limits(relative_l2_max=0.5), damaged=wrong, progress=Silent())
+    assert loose.warnings == (tighter,)  # and no limit is advised that is set
     for limits, warned in ((Limits(cosine_min=0.95), True), (Limits(cosine_min=0.95, relative_l2_max=0.05), False)):
         report = check_engine(Two(), "graph", both, limits, damaged=wrong, progress=Silent())
         assert report.passed

@@ -255,6 +255,8 @@ def test_a_glob_that_accepts_nothing_is_refused(world, capsys):
     words = ["nightly", str(world / "jobs"), "-o", str(world / "o"), "--cache", str(world / "c"), "--workers", "0"]
     assert main([*words, "--accept", "rtz*", "-q"]) == 2
     assert "--accept: must fit the name of a job (got 'rtz*'; the jobs: " in capsys.readouterr().err
+    with sqlite3.connect(world / "o" / "history.sqlite") as history:  # a night that never began is none to go on with
+        assert history.execute("SELECT count(*) FROM runs").fetchone() == (0,)
 
 
 def test_a_limit_of_a_metric_that_no_job_has_is_refused(world, capsys):

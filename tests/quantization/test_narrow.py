@@ -349,8 +349,15 @@ def test_moments_are_of_what_each_linear_reads(net, images):
     assert list(seen) == ["q", "mlp"]
     for name, x in seen.items():
         rows = x.reshape(-1, 128)
-        expected = shrunk((rows.T @ rows / len(rows)).double()[None], len(rows)).float()
+        expected = shrunk((rows.T @ rows / len(rows)).double()[None], len(rows))
+        expected = (expected / expected.diagonal(dim1=1, dim2=2).mean()).float()
         torch.testing.assert_close(found[by_module[name]], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_moments_of_inputs_whose_squares_no_float32_holds_are_finite(net, images):
+    first = next(iter(block_moments(net.captured, [[images * 1e25]]).values()))  # the attention behind it overflows
+    assert bool(torch.isfinite(first).all())
+    assert float(first.diagonal(dim1=1, dim2=2).mean()) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_dynamic_nvfp4_by_hand():

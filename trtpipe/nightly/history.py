@@ -140,6 +140,10 @@ class History:
         """A run came to its end: `done`, or `interrupted`."""
         self._execute("UPDATE runs SET state = ?, ended = ? WHERE id = ?", (state, now(), run))
 
+    def forget(self, run: int) -> None:
+        """A run that never began; its number is the next one's."""
+        self._execute("DELETE FROM runs WHERE id = ?", (run,))
+
     def began(self, run: int) -> str:
         """When a run began, UTC."""
         return str(self._rows("SELECT began FROM runs WHERE id = ?", (run,))[0][0])

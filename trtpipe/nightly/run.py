@@ -57,8 +57,16 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
     cache = Cache(options.cache, _store(options), force=options.force, note=say)
     with History(options.history) as history:
         run, resumed, options = _begin(history, options, say)
-        with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
-            night.over(resumed)
+        try:
+            with (
+                Digests(cache.digests_path) as digests,
+                _Night(options, watcher, cache, history, run, digests) as night,
+            ):
+                night.over(resumed)
+        except TrtpipeError as error:
+            if not (resumed or isinstance(error, Cancelled) or history.of_run(run)):
+                history.forget(run)  # it was refused before a job began: nothing is to be gone on with
+            raise
         signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
         history.end(run, "interrupted" if stopped(night.outcomes.values()) else "done")
         evicted = cache.trim(options.cache_limit_bytes)

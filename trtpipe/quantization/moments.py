@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 SIZES = (*INT4.blocks, *NVFP4.blocks)
 
 
+#: Inputs over this are multiplied in float64: float32 holds their squares no longer.
+LARGE = 1e15
+
+
 class _Moments(Interpreter):
     """Runs the graph and sums x x^T of every block that a linear reads, in float64 over float32 batches."""
 
@@ -31,14 +35,17 @@ class _Moments(Interpreter):
         if n.op == "call_function" and op_name(n) == "linear":
             x = self.fetch_args_kwargs_from_env(n)[0][0]
             if (size := next((s for s in SIZES if x.shape[-1] % s == 0), None)) is not None:
-                parts = x.reshape(-1, x.shape[-1] // size, size).float().transpose(0, 1)
+                large = float(x.abs().amax()) > LARGE
+                parts = x.reshape(-1, x.shape[-1] // size, size).to(torch.float64 if large else torch.float32)
+                parts = parts.transpose(0, 1)
                 self.sums[n.name] = self.sums.get(n.name, 0) + (parts.mT @ parts).double()
                 self.rows[n.name] = self.rows.get(n.name, 0) + parts.shape[1]
         return super().run_node(n)
 
 
 def block_moments(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """By the name of a linear's node, E[x x^T] within each block of its K inputs, `shrunk`: float32 [K / m, m, m].
+    """By the name of a linear's node, E[x x^T] within each block of its K inputs, `shrunk`: float32 [K / m, m, m], each
+    block in units of its mean square.
 
     m is 128, 64 or 16, the largest that divides K; a linear that none divides has no 4 bits, and is left out.
 
@@ -50,7 +57,9 @@ def block_moments(captured: Captured, batches: Iterable[Sequence[torch.Tensor]])
     with torch.inference_mode():
         for batch in batches:
             moments.run(*batch)
-        return {name: shrunk(s / moments.rows[name], moments.rows[name]).float() for name, s in moments.sums.items()}
+        found = {name: shrunk(s / moments.rows[name], moments.rows[name]) for name, s in moments.sums.items()}
+    squares = {name: m.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for name, m in found.items()}
+    return {name: (m / torch.where(squares[name] > 0, squares[name], 1.0)).float() for name, m in found.items()}
 
 
 def shrunk(moments: torch.Tensor, rows: int) -> torch.Tensor:
