@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -22,6 +23,11 @@ def json_text(value: object) -> str:
 def json_line(value: object, indent: int | None = None) -> str:
     """What `plain` gave as JSON in UTF-8, on one line or indented, with every control character spelt out."""
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).translate(_CONTROLS)
+
+
+def json_digest(value: object) -> str:
+    """SHA-256, in hexadecimal, of a value of JSON's own types; the order of a mapping's keys is no part of it."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def plain_object(value: object) -> JsonObject:

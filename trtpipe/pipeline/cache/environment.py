@@ -15,6 +15,7 @@ from calib.types import JsonObject
 from calib.user_code import OURS
 from trtpipe.bundle.manifest import UNRECORDED
 from trtpipe.job.importable import find_module
+from trtpipe.jsontext import json_digest
 from trtpipe.packages import brought, distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.trt import driver as cuda
@@ -88,7 +89,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
         "versions": versions(DECIDING),
         "parts": dict(parts),
     }
-    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+    return json_digest(sections)
 
 
 def _without_effect(section: str) -> set[str]:
@@ -102,7 +103,7 @@ def fingerprint(source: str, target: str) -> str:
     if target == "tensorrt":  # it times its kernels on the GPU that is here
         gpu = cuda.probe()
         sections["device"] = [gpu.cuda, *(f"{d.name} {d.compute_capability}" for d in gpu.devices[:1])]
-    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+    return json_digest(sections)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ from calib.errors import CalibError
 from calib.user_code import OURS
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
+from trtpipe.jsontext import json_digest
 from trtpipe.model.computing import VARIABLE as COMPUTING
 from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
@@ -65,7 +65,7 @@ class Ingredients:
     @cached_property
     def key(self) -> str:
         """SHA-256 hex over all of it: the same key, the same bundle."""
-        return _digest(self.parts)
+        return json_digest(self.parts)
 
     @property
     def unread(self) -> Ingredients:
@@ -323,11 +323,11 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     builders = {f"version {name}" for name in (*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route])}
     engine = graph | chosen("job build", "cuda driver", "gpu", "timing cache", *builders)
     return StageKeys(
-        model=_digest({"stage": "model", **model}),
-        baseline=_digest({"stage": "baseline", **baseline}),
-        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
-        graph=_digest({"stage": "graph", **graph}),
-        engine=_digest({"stage": "engine", **engine}),
+        model=json_digest({"stage": "model", **model}),
+        baseline=json_digest({"stage": "baseline", **baseline}),
+        calibration=json_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
+        graph=json_digest({"stage": "graph", **graph}),
+        engine=json_digest({"stage": "engine", **engine}),
     )
 
 
@@ -336,7 +336,7 @@ def code_key(ingredients: Ingredients) -> str:
     sections = ("model", "inputs", "outputs", "calibration", "check")
     names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
     deciding = {n: v for n, v in ingredients.parts.items() if not n.startswith(_JUDGING)}
-    return _digest(
+    return json_digest(
         {n: v for n, v in deciding.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
     )
 
@@ -356,10 +356,6 @@ def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})
-
-
-def _digest(parts: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
 def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:

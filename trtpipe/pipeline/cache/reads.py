@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from calib.types import JsonObject
+from trtpipe.jsontext import json_digest
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.digests import Digests
@@ -60,7 +60,7 @@ class Read:
                 return hashlib.sha256("\n".join(names).encode()).hexdigest()
             if self.kind == "attributes":
                 named = [[n, os.getxattr(path, n).hex()] for n in sorted(os.listxattr(path))]
-                return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+                return json_digest(named)
             if self.kind in ("presence", "status"):
                 return self._asked(path, folder)
             if not os.path.isfile(path):
