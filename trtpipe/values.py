@@ -195,8 +195,7 @@ class Captured:
     Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
     inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
     operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
-    it is quantized. `rounding` is the rounding error of the dtype narrower than FP32 that the model itself computes in,
-    as a share of a value; 0 for a model in FP32.
+    quantized. `rounding` is the relative rounding error of a dtype narrower than FP32 that the model has, or 0.
     """
 
     graph: torch.fx.GraphModule
@@ -244,7 +243,7 @@ class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
     `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
-    lists every computing operation.
+    lists every computing operation, `unmet` says what the job asks for and no operation has.
     """
 
     program: torch.export.ExportedProgram
@@ -253,6 +252,7 @@ class Quantized:
     layers: tuple[LayerPrecision, ...]
     scales: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

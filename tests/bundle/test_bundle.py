@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,6 +240,25 @@ def test_damage_is_refused(tmp_path: Path, name: str, damage: Callable[[Path], o
     with pytest.raises(InputError) as caught:
         read_bundle(tmp_path / "c")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("code", "error"), [(errno.EACCES, PermissionError), (errno.EMFILE, OSError)])
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx"])
+def test_a_file_that_the_system_does_not_open_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int, error: type[OSError]
+) -> None:
+    shipping.bundle(tmp_path / "c")
+    opened = os.open
+
+    def refusing(path: Any, *arguments: Any, **more: Any) -> int:
+        if path == name:
+            raise OSError(code, os.strerror(code), path)
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(error) as caught:
+        read_bundle(tmp_path / "c")
+    assert (caught.value.errno, caught.value.filename) == (code, f"{tmp_path}/c/{name}")
 
 
 def test_a_size_that_lies_is_not_believed(tmp_path: Path) -> None:

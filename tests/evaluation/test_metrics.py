@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtpipe.evaluation import metrics
 
@@ -12,6 +14,13 @@ def test_cosine_by_sample() -> None:
     a = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [3.0, 4.0]])
     b = np.array([[0.0, 2.0], [2.0, 2.0], [0.0, 0.0], [1.0, 0.0], [-3.0, -4.0]])
     assert metrics.cosine(a, b) == pytest.approx([0.0, 1.0, 1.0, 0.0, -1.0])
+
+
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(0, 9999), st.floats(1e-30, 1e30))
+def test_equal_rows_have_a_cosine_of_one_and_none_is_beyond(rows: int, columns: int, seed: int, scale: float) -> None:
+    a = np.random.default_rng(seed).standard_normal((rows, columns)) * scale
+    assert metrics.similarity(a, a.copy()).tolist() == [1.0] * rows
+    assert np.abs(metrics.similarity(a, -3 * a)).max() <= 1.0
 
 
 def test_differences() -> None:

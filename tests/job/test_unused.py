@@ -69,8 +69,8 @@ def test_a_table_that_nothing_reads_is_said_to_be_so_by_every_format_that_would_
     [
         ("fp8_mode: true", "equalization and smoothing"),
         ("fp8_mode: true, weights: int4", "equalization and smoothing"),
-        ("fp8_mode: true, int8_mode: true", "those"),
-        ("int8_mode: true", "those"),
+        ("fp8_mode: true, int8_mode: true", "they"),
+        ("int8_mode: true", "they"),
     ],
 )
 def test_what_of_a_tables_corrections_is_used(precision: str, held: str, tmp_path: Path) -> None:
@@ -80,5 +80,5 @@ def test_what_of_a_tables_corrections_is_used(precision: str, held: str, tmp_pat
     path = tmp_path / "job.yaml"
     path.write_text(text.replace("images: photos, transform: {resize: 8}", "table: t.json, corrections: [bias]"))
     assert load_job(path, paths_exist=False).unused() == (
-        f"calibration.corrections: {held} that calibration.table holds are used, and no other is made",
+        f"calibration.corrections: {held} are used where calibration.table holds them, and none is made",
     )

@@ -228,6 +228,48 @@ def test_a_failed_export_prints_and_logs_nothing_of_its_own(
     assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
 
 
+WHOLE = """
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.tokens, self.layers, self.head = nn.Embedding(9, 16), nn.TransformerEncoder(layer, 1), nn.Linear(16, 3)
+
+    def forward(self, tokens, mask):
+        {check}
+        return self.head(self.layers(self.tokens(tokens), src_key_padding_mask=~mask) * mask[..., None])
+
+
+def make():
+    return Encoder().eval()
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        ("", ""),  # a mask of nothing but False leaves its own fast path no token
+        ("assert bool(mask.any()) and int(tokens.max()) > 3", "model: it fails on zeros of the declared inputs ("),
+    ],
+)
+def test_an_encoder_is_not_asked_for_what_nothing_is_of(tmp_path: Path, check: str, wrong: str) -> None:
+    (tmp_path / "whole.py").write_text(WHOLE.replace("{check}", check))
+    rng = np.random.default_rng(0)
+    mask = np.arange(6) < rng.integers(1, 7, (8, 1))
+    np.savez(tmp_path / "x.npz", tokens=rng.integers(0, 9, (8, 6)), mask=mask)
+    shape = {"shape": ["N", 6], "N": {"min": 1, "opt": 2, "max": 4}}
+    file = job(tmp_path, "", ("y",), "unused", model={"factory": "whole:make"},
+               inputs={"tokens": {"dtype": "int64", **shape}, "mask": {"dtype": "bool", **shape}},
+               check={"arrays": "x.npz", "limits": {"cosine_min": 0.99}})  # fmt: skip
+    problems = [str(e) for e in deep_problems(load_job(file))]
+    assert problems == [] if not wrong else problems[0].startswith(wrong)
+
+
 #: what make() returns, and what is wrong with it: None, or parts of the message
 MADE: dict[str, tuple[str, ...] | None] = {
     "torch.compile(Net())": None,

@@ -24,6 +24,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.job.sections import Data, OwnMetric, Transform
 from trtpipe.model.data import _orders_differ, open_check, turned, with_labels
+from trtpipe.model.labels import classes_of, labels_of
 from trtpipe.values import LoadedModel, TensorSpec
 
 CLASSES = ("bird", "cat", "dog", "fish", "horse")
@@ -113,6 +114,19 @@ def test_samples_that_are_labelled_twice(tmp_path: Path, suffix: str) -> None:
     assert sorted(opened(made, of).labels) == [0, 1, 2, 3]
     with pytest.raises(InputError, match=r"check.labels: must be left out where the samples have labels of their own"):
         opened(made, of | {"labels": str(tmp_path / "y.npy")})
+
+
+def test_a_row_of_one_whole_number_is_a_class(tmp_path: Path) -> None:
+    """Labels as Keras has them, [S, 1]; of a row of one float, and of two numbers, the row is the label."""
+    own = np.array([[0], [1], [2], [3]])
+    np.save(tmp_path / "y.npy", own)
+    ids = [f"x[{k}]" for k in (3, 0)]
+    assert np.array_equal(labels_of(str(tmp_path / "y.npy"), ids, None), [3, 0])
+    assert classes_of(str(tmp_path / "y.npy"), ids) == {"x[3]": 3, "x[0]": 0}
+    for other in (own.astype(np.float32), np.hstack([own, own])):
+        np.save(tmp_path / "y.npy", other)
+        assert np.array_equal(labels_of(str(tmp_path / "y.npy"), ids, None), other[[3, 0]])
+        assert classes_of(str(tmp_path / "y.npy"), ids) is None
 
 
 def test_what_a_model_sorts_does_not_number_classes(tmp_path: Path) -> None:

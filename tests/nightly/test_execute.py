@@ -110,9 +110,8 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
     monkeypatch.setattr(execute, "with_reads", lambda *_: (now, Reads()))
     monkeypatch.setattr(execute, "code_key", lambda ingredients: "code")
     task = types.SimpleNamespace(name="a", cache=str(tmp_path), job=None, parts={}, store="", force=False, wait=False)
-    monkeypatch.setattr(execute, "_cache", lambda task, reporter: Cache(tmp_path / "cache"))
     with pytest.raises(InputError, match=r"^a: inputs changed since planning \(weights changed\)\. Run again\.$"):
-        execute._build(task, None, Memory())
+        execute._build(task, None, Memory(), Cache(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(

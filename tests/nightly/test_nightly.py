@@ -13,6 +13,7 @@ import pytest
 from nights import fingerprints, night, outcomes
 
 from trtpipe.cli.main import main
+from trtpipe.pipeline.cache.remote import Store
 
 MATRIX = """
 matrix:
@@ -208,6 +209,23 @@ def test_a_store_that_cannot_be_reached_costs_no_job(world, here, capsys):
     (note,) = report["notes"]
     assert note.startswith(f"--store: file://{world}/file/store cannot be reached (")
     assert note.endswith(" Going on without it.")
+
+
+@pytest.mark.parametrize("more", [(), ("-q",)])
+def test_a_store_that_cannot_be_written_to_is_in_the_report(world, here, monkeypatch, more):
+    def full(store, path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "_write", full)
+    for k in (0, 2):
+        nights.write_weights(world / f"jobs/w{k}.safetensors", scale=1.3)
+    report = here("--store", f"file://{world}/store", *more)
+    assert [o["outcome"] for o in report["outcomes"]].count("built") == 3
+    (note,) = report["notes"]
+    assert note == (
+        f"--store: file://{world}/store cannot be written to ([Errno 28] No space left on device). Going on without it."
+    )
+    assert f"note: {note}" in (world / "out/nightly.txt").read_text()
 
 
 def test_a_damaged_cache_is_noticed_and_made_again(world, here):

@@ -34,7 +34,7 @@ def stored(folder: Path, dumped: codecs.Stored) -> Entry:
 
 def compiled(engine: bytes, cache: bytes, plugins: dict[str, bytes], graph: bytes | None) -> Compiled:
     onnx = None if graph is None else OnnxModel(graph, 20, INPUTS, OUTPUTS, ("a note",), ("fp32", "int8"))
-    lowered = Lowered(INPUTS, OUTPUTS, "w", "g", ("m",), LAYERS, ("n",), None, {"a": "b"}, onnx)
+    lowered = Lowered(INPUTS, OUTPUTS, "w", "g", ("m",), LAYERS, ("n",), ("u",), None, {"a": "b"}, onnx)
     made = Engine(
         engine, "tensorrt", "10.3.0", ("8.6",), INPUTS, OUTPUTS, onnx, {"tf32": True}, ("e",),
         (Fallback("a", "aten.sort", "no converter", "net.py:9"),), "8.9", cache, plugins,

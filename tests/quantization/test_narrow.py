@@ -186,7 +186,7 @@ def test_what_the_job_keeps_is_in_no_format(net):
 )  # fmt: skip
 def test_a_glob_that_decides_nothing_is_noted(net, formats, kept, idle):
     modes = Modes(frozenset({"int8", "fp8"}), formats=formats)
-    found = [n for n in quantized(net, modes, keep=Keep(fp32=kept)).notes if n.startswith("precision.formats")]
+    found = [n for n in quantized(net, modes, keep=Keep(fp32=kept)).unmet if n.startswith("precision.formats")]
     assert found == ([f"{idle} for all that it matches"] if idle else [])
 
 
@@ -227,14 +227,14 @@ def test_a_format_that_no_operation_has_is_noted(modes, kept, note):
     convs = line(
         torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3), torch.nn.Flatten()).eval(), 8, 512
     )
-    assert f"precision: no operation is in {note}" in quantized(convs, modes, keep=Keep(fp32=kept)).notes
+    assert f"precision: no operation is in {note}" in quantized(convs, modes, keep=Keep(fp32=kept)).unmet
 
 
 def test_every_format_asked_for_is_of_an_operation_or_noted(net):
     for globs in ((), (("*", "int8"),), (("*", "fp8"),)):
         modes = Modes(frozenset({"int8", "fp8"}), "int4", globs)
         chosen = assign(net.captured.sites, modes, Keep())
-        idle = " ".join(n for n in quantized(net, modes).notes if n.startswith("precision: no operation"))
+        idle = " ".join(n for n in quantized(net, modes).unmet if n.startswith("precision: no operation"))
         assert all((f" in {formats.FORMATS[f].title} (" in idle) != bool(chosen.of(f)) for f in ("int8", "fp8", "int4"))
         for choice in chosen.choices.values():  # every reason is there, however many there are
             assert all(why in idle for f, why in choice.kept_out.items() if not chosen.of(f))

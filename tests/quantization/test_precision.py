@@ -74,6 +74,47 @@ def test_what_would_vanish_in_fp16_stays_in_fp32(amax: float, precision: str, re
     assert (layer.precision, layer.reason) == (precision, reason)
 
 
+class Faint(nn.Module):
+    """Values below FP16's, moved about between two quantized convolutions."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.first, self.left, self.right = (nn.Conv2d(c, 32, 3, padding=1, bias=False) for c in (3, 32, 32))
+        self.last = nn.Conv2d(64 if way == "cat" else 32, 32, 1)
+        for convolution in (self.left, self.right):
+            convolution.weight.data *= 1e-8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.relu(self.first(x))
+        b, c = torch.relu(self.left(a)), torch.relu(self.right(a))
+        moved = {
+            "cat": lambda: torch.cat([b, c], 1),
+            "pooled": lambda: torch.nn.functional.max_pool2d(b, 2),
+            "turned": lambda: b.transpose(2, 3).flip(2)[:, :, 1:],
+            "resized": lambda: torch.nn.functional.interpolate(b, scale_factor=2.0),
+            "added": lambda: b + c,
+            "stacked": lambda: torch.stack([b, c]).amax(0),
+        }
+        return self.last(moved[self.way]()).flatten(1)
+
+
+@pytest.mark.parametrize("way", ["cat", "pooled", "turned", "resized", "added", "stacked"])
+def test_each_scale_is_held_by_the_type_that_it_has(way: str) -> None:
+    captured = capture(nets.loaded(Faint(way)))
+    ranges = observe_ranges(captured, [[torch.randn(4, 3, 8, 8)]])
+    amax: dict[str, float] = {}
+    for site in captured.sites:
+        amax[site.group] = max(amax.get(site.group, 0.0), ranges.get(site.producer.name, 0.0))
+    found = quantize(captured, int8=True, half=torch.float16, keep=Keep(), amax=amax, ranges=ranges)
+    pairs = [n for n in found.program.graph.nodes if op_name(n).endswith("quantize_per_tensor")]
+    assert len(pairs) >= 6
+    for node in pairs:
+        scale = torch.tensor(node.args[1], dtype=torch.float64)
+        assert scale.to(node.kwargs.get("out_dtype") or torch.float32) == scale > 0, node
+
+
 def test_bf16_holds_everything_fp32_does() -> None:
     captured = nets.captured("residual")
     ranges = {n.name: 1e6 for n in captured.graph.graph.nodes}

@@ -296,7 +296,9 @@ def _read_regular(path: Path, directory: int, name: str, size: int | None) -> by
         # O_NONBLOCK: a named pipe must not hang the reader.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
-        what = "a link" if error.errno == errno.ELOOP else str(error.strerror)
+        what = {errno.ELOOP: "a link", errno.ENXIO: "a socket"}.get(error.errno or 0)
+        if what is None:
+            raise OSError(error.errno, error.strerror, f"{path}/{name}") from None
         raise InputError(f"{path}/{name}: must be a regular file (got: {what}). {AGAIN}") from None
     try:
         status = os.fstat(descriptor)

@@ -41,11 +41,12 @@ def cosine(reference: Array, output: Array) -> Array:
 
 
 def similarity(a: Array, b: Array) -> Array:
-    """Cosine similarity of each row of two arrays [S, K], float64 [S]; `cosine` says what it is of zeros."""
+    """Cosine similarity of each row of two arrays [S, K], float64 [S] in [-1, 1], exactly 1 for equal rows; `cosine`
+    says what it is of zeros."""
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     safe = np.where(lengths > 0, lengths, 1.0)
-    return np.where(both_zero, 1.0, np.where(lengths > 0, (a * b).sum(axis=1) / safe, 0.0))
+    measured = np.where(lengths > 0, np.clip((a * b).sum(axis=1) / safe, -1.0, 1.0), 0.0)
+    return np.where((a == b).all(axis=1), 1.0, measured)
 
 
 def max_abs(reference: Array, output: Array) -> float:

@@ -307,6 +307,8 @@ def _array(labels: Labels) -> Array:
 
 def _pair(outputs: Outputs, labels: Labels, name: str | None) -> tuple[Array, Array]:
     output, right = _one(outputs, name), _array(labels)
+    if output.shape == (*right.shape, 1):  # one number a sample, from a file of one column
+        right = right[..., None]
     if output.shape != right.shape:
         raise Unfit(
             f"needs labels of the output's shape {_shape(output)} (got {_shape(right)}). To compare with the "

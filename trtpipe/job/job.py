@@ -153,8 +153,8 @@ class Job(Section):
         if self.build.quantization == "implicit":
             return ("calibration.corrections: not used, since build.quantization is implicit",)
         if data.table is not None:
-            held = "those" if self.precision.int8_mode else "equalization and smoothing"
-            return (f"calibration.corrections: {held} that calibration.table holds are used, and no other is made",)
+            held = "they" if self.precision.int8_mode else "equalization and smoothing"
+            return (f"calibration.corrections: {held} are used where calibration.table holds them, and none is made",)
         if not self.precision.int8_mode:
             return ("calibration.corrections: not used, since precision.int8_mode is false",)
         return ()

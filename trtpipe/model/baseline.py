@@ -15,7 +15,8 @@ from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
-from trtpipe.model.export import example_inputs, export
+from trtpipe.model.export import example_inputs, export, filled
+from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -209,7 +210,8 @@ def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> 
     compared with it."""
     import torch
 
-    other = tuple(torch.zeros_like(a) for a in args)
+    whole = _whole(loaded)
+    other = tuple(filled(a.shape, s.dtype, whole).to(a.device) for s, a in zip(loaded.inputs, args, strict=True))
     with torch.inference_mode(), user_code("the model, run again", InputError):
         once, again, _, later = [loaded.module(*_fresh(a)) for a in (args, args, other, args)]
     for spec, a, b, c in zip(loaded.outputs, once, again, later, strict=True):
@@ -315,6 +317,11 @@ def script(
             raise InputError(f"{message}Set model.baseline to {other}.") from error
 
 
+def _whole(loaded: LoadedModel) -> int:
+    module: Any = loaded.module
+    return whole_value(module, loaded.inputs)
+
+
 def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Module:
     """The network as TorchScript; what torch.jit raises where it cannot make it."""
     import torch
@@ -322,10 +329,9 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
     if kind == "script":
         scripted: torch.nn.Module = torch.jit.script(loaded.module.network).eval()
         return scripted
+    example = example_inputs(loaded.inputs, whole=_whole(loaded))
     with torch.inference_mode():
-        traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
-            loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
-        )
+        traced: torch.nn.Module = torch.jit.trace(loaded.module, sent(example, device), check_trace=False)  # type: ignore[no-untyped-call]
         return traced
 
 

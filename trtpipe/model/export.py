@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def example_inputs(inputs: Sequence[TensorSpec], size: int = 2) -> tuple[torch.Tensor, ...]:
-    """Zeros of each input's dtype and shape; dynamic dimensions: the first is `size` where its range allows, so that
-    export keeps it, others are at their opt."""
-    import torch
+def example_inputs(inputs: Sequence[TensorSpec], size: int = 2, whole: int = 0) -> tuple[torch.Tensor, ...]:
+    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: the first is
+    `size` where its range allows, so that export keeps it, others are at their opt."""
 
     def extent(spec: TensorSpec, d: int | str) -> int:
         return d if isinstance(d, int) else min(max(size, spec.dims[d].min), spec.dims[d].max)
@@ -33,7 +32,15 @@ def example_inputs(inputs: Sequence[TensorSpec], size: int = 2) -> tuple[torch.T
         shape = [extent(spec, d) for d in batch]
         return (*shape, *(d if isinstance(d, int) else spec.dims[d].opt for d in rest))
 
-    return tuple(torch.zeros(at(s), dtype=getattr(torch, s.dtype)) for s in inputs)
+    return tuple(filled(at(s), s.dtype, whole) for s in inputs)
+
+
+def filled(shape: Sequence[int], dtype: str, whole: int) -> torch.Tensor:
+    """Zeros of a floating-point dtype; of another one, `whole` in every element."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    return torch.full(tuple(shape), 0 if kind.is_floating_point else whole, dtype=kind)
 
 
 def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.export.ExportedProgram:

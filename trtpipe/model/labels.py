@@ -48,7 +48,6 @@ def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
     if Path(path).suffix not in _BY_SAMPLE:
         return None
     rows = _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
-    rows = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
     return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 
@@ -57,7 +56,8 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictur
 
     Args:
         path: a folder of masks, named like the images but for the suffix: int64 [S, H, W]; a .json of COCO: boxes; a
-            .csv of a name and numbers a line: [S] or [S, columns]; a .npy [rows, ...]: those of the samples' places.
+            .csv of a name and numbers a line: [S] or [S, columns]; a .npy [rows, ...]: those of the samples' places,
+            [S] where each is one whole number.
         ids: names of the samples, as `Source.ids`.
         transform: what is done to the images; masks and boxes are resized and cropped alike.
         pictures: the folder that the samples are images of, where there is one; masks and boxes have to be of them.
@@ -286,12 +286,13 @@ def _number(text: str) -> float | None:
 
 
 def _rows(path: str, ids: Sequence[str]) -> Array:
-    """Sample `file[7]` has row 7."""
+    """Sample `file[7]` has row 7; rows of one whole number are classes, [S]."""
     array = _opened(path)
     places = [int(m[1]) for name in ids if (m := re.search(r"\[(\d+)\]$", name))]
     if len(places) != len(ids) or max(places, default=0) >= len(array):
         raise _fault(path, "have a row for each sample", f"{list(array.shape)} for {ids[-1]}")
-    return np.array(array[places])
+    rows = np.array(array[places])
+    return rows[:, 0] if rows.dtype.kind in "iu" and rows.shape[1:] == (1,) else rows
 
 
 def _opened(path: str) -> Array:

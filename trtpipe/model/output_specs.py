@@ -1,15 +1,17 @@
-"""The outputs' bindings, found by running the model on zeros at two sizes of every dimension."""
+"""The outputs' bindings, found by running the model on made-up inputs at two sizes of every dimension."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtpipe.errors import InputError
+from trtpipe.model.export import filled
 from trtpipe.model.failures import place_of, typed_line
 from trtpipe.values import DimRange, TensorSpec
 
@@ -31,13 +33,13 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     """
     from trtpipe.model.ranks import sorted_outputs
 
-    dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
-    batch = inputs[0].shape[0]
-    first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
-    returned = _on_zeros(module, inputs, first)
+    dims, batch = _dynamic(inputs), inputs[0].shape[0]
+    first = _first_sizes(inputs)
+    made_up = _MadeUp(module, inputs, whole_value(module, inputs))
+    returned = made_up.outputs(first)
     _require_dtypes(returned, dtypes)
     listed = any(part.isdigit() for name in dtypes for part in name.split("."))  # maybe an element for each sample
-    if listed and (more := _outputs_by_batch(module, _zeros(inputs, first))):
+    if listed and (more := _outputs_by_batch(module, made_up.args(first))):
         raise InputError(more)
     shapes = [tuple(t.shape) for t in returned]
     named: list[list[int | str]] = [list(s) for s in shapes]
@@ -47,7 +49,7 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     with_batch: list[list[tuple[int, int, int]]] | None = None
     for name, r in dims.items():
         size = first[name] + 1 if first[name] < r.max else first[name] - 1
-        changes = _changes(shapes, _shapes(module, inputs, {**first, name: size}))
+        changes = _changes(shapes, made_up.shapes({**first, name: size}))
         if name == batch:
             with_batch, sizes = changes, (first[name], size)
         for k, changed in enumerate(changes):
@@ -59,12 +61,12 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
                 ranges[k][label] = r if whole else DimRange(low, low, high)
     if batch not in dims:
         try:
-            with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
+            with_batch = _changes(shapes, made_up.shapes(first, batch=fixed + 1))
         except InputError:  # the model takes this one batch alone
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
-        _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
-    in_order = sorted_outputs(module, _zeros(inputs, first)) if any(len(s) == 2 for s in shapes) else frozenset()
+        _changes(shapes, made_up.shapes({n: r.min for n, r in dims.items()}))
+    in_order = sorted_outputs(module, made_up.args(first)) if any(len(s) == 2 for s in shapes) else frozenset()
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -98,58 +100,85 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
             )
 
 
-def _shapes(
-    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
-) -> list[tuple[int, ...]]:
-    """The outputs' shapes on zeros, as `_on_zeros`."""
-    return [tuple(t.shape) for t in _on_zeros(module, inputs, sizes, batch)]
+@dataclass(frozen=True)
+class _MadeUp:
+    """The model on made-up inputs: zeros, with `whole` in each element of integer and boolean inputs."""
 
+    module: Bound
+    inputs: tuple[TensorSpec, ...]
+    whole: int = 0
 
-def _on_zeros(
-    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
-) -> tuple[torch.Tensor, ...]:
-    """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
+    def args(self, sizes: Mapping[str, int], batch: int | None = None) -> list[torch.Tensor]:
+        """The inputs, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given."""
+        args = []
+        for spec in self.inputs:
+            shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
+            args.append(filled([batch or shape[0], *shape[1:]], spec.dtype, self.whole))
+        return args
 
-    Raises:
-        InputError: the model does not run on them.
-    """
-    import torch
+    def shapes(self, sizes: Mapping[str, int], batch: int | None = None) -> list[tuple[int, ...]]:
+        """The outputs' shapes, as `outputs`."""
+        return [tuple(t.shape) for t in self.outputs(sizes, batch)]
 
-    args = _zeros(inputs, sizes, batch)
-    try:
-        with torch.inference_mode():
-            outputs = tuple(module(*args))
-    except KeyboardInterrupt:
-        raise
-    except InputError as error:
-        if not (more := _outputs_by_batch(module, args)):
+    def outputs(self, sizes: Mapping[str, int], batch: int | None = None) -> tuple[torch.Tensor, ...]:
+        """The outputs for `args`.
+
+        Raises:
+            InputError: the model does not run on them.
+        """
+        import torch
+
+        args, module = self.args(sizes, batch), self.module
+        try:
+            with torch.inference_mode():
+                outputs = tuple(module(*args))
+        except KeyboardInterrupt:
             raise
-        raise InputError(more) from error
-    except BaseException as error:
-        where = place_of(error)
-        tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
-        raise InputError(
-            f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{typed_line(error)}. {_help(module, inputs, sizes, error)}"
-        ) from error
-    for name, value in zip(module.output_names, outputs, strict=True):
-        if value.is_complex():
+        except InputError as error:
+            if not (more := _outputs_by_batch(module, args)):
+                raise
+            raise InputError(more) from error
+        except BaseException as error:
+            where = place_of(error)
+            tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(self.inputs, args, strict=True))
             raise InputError(
-                f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no engine "
-                "returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
-            )
-    return outputs
+                f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
+                f"{typed_line(error)}. {_help(module, self.inputs, sizes, error)}"
+            ) from error
+        for name, value in zip(module.output_names, outputs, strict=True):
+            if value.is_complex():
+                raise InputError(
+                    f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no "
+                    "engine returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
+                )
+        return outputs
 
 
-def _zeros(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None) -> list[torch.Tensor]:
-    """Inputs of zeros, as `_on_zeros` has them."""
-    import torch
+def _dynamic(inputs: Sequence[TensorSpec]) -> dict[str, DimRange]:
+    return {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
 
-    args = []
-    for spec in inputs:
-        shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
-        args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
-    return args
+
+def _first_sizes(inputs: Sequence[TensorSpec]) -> dict[str, int]:
+    """What dynamic dimensions are made up as: a batch of two where it may be, the others at their opt."""
+    batch = inputs[0].shape[0]
+    return {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in _dynamic(inputs).items()}
+
+
+def whole_value(module: Bound, inputs: tuple[TensorSpec, ...]) -> int:
+    """What the elements of integer and boolean inputs are made up as: 0, or 1 where the model runs on that alone, as a
+    mask of nothing but False leaves an encoder no token, and a length of 0 a recurrent network no step."""
+    sizes = _first_sizes(inputs)
+    if all(spec.dtype.startswith("float") for spec in inputs) or _runs(_MadeUp(module, inputs), sizes):
+        return 0
+    return int(_runs(_MadeUp(module, inputs, 1), sizes))
+
+
+def _runs(made_up: _MadeUp, sizes: Mapping[str, int]) -> bool:
+    try:
+        made_up.outputs(sizes)
+    except InputError:
+        return False
+    return True
 
 
 def _outputs_by_batch(module: Bound, args: Sequence[torch.Tensor]) -> str:

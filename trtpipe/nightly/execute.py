@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,13 +57,23 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
 
     Returns:
         The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it. With what
-        the job's code read, under "reads": see `record_reads`.
+        the job's code read, under "reads": see `record_reads`; and what the night has to know of its cache, "said".
 
     Raises:
         Cancelled: the user stopped it. Every other user error is in the outcome.
     """
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        reporter.note(message)
+
+    return _outcome(task, reporter, memory, say) | {"said": said}
+
+
+def _outcome(task: Task, reporter: Reporter, memory: Memory, say: Callable[[str], None]) -> JsonObject:
     try:
-        outcome, reads = _execute(task, reporter, memory)
+        outcome, reads = _execute(task, reporter, memory, say)
         return plain(outcome) | ({} if reads is None else {"reads": reads})
     except Busy:
         return {"outcome": BUSY}
@@ -86,11 +96,13 @@ def record_reads(cache: Cache, raw: JsonObject) -> None:
         remember(cache, reads["code"], Reads.from_plain(reads))
 
 
-def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject | None]:
+def _execute(
+    task: Task, reporter: Reporter, memory: Memory, say: Callable[[str], None]
+) -> tuple[JobOutcome, JsonObject | None]:
     if isinstance(task, FinishTask):
-        return _finish(task, reporter), None
+        return _finish(task, reporter, _cache(task, reporter, say)), None
     if isinstance(task, BuildTask):
-        return _build(task, reporter, memory)
+        return _build(task, reporter, memory, _cache(task, reporter, say))
     assert isinstance(task, JobTask)
     with _fresh_modules(task.job, "", memory):
         if isinstance(task, RepeatTask):
@@ -111,14 +123,13 @@ def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
     return recorded(record.facts, task.name, task.file, target, task.attempts)
 
 
-def _cache(task: BuildTask | FinishTask, reporter: Reporter) -> Cache:
+def _cache(task: BuildTask | FinishTask, reporter: Reporter, say: Callable[[str], None]) -> Cache:
     store = Store(task.store) if task.store else None
-    return Cache(Path(task.cache), store, reporter.cancelled, force=task.force, note=reporter.note)
+    return Cache(Path(task.cache), store, reporter.cancelled, force=task.force, note=say)
 
 
-def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
+def _finish(task: FinishTask, reporter: Reporter, cache: Cache) -> JobOutcome:
     """A kit as a bundle; needs neither torch nor the job's data."""
-    cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
         if (kept := _kept(task, cache, task.key)) is not None:
             return kept
@@ -128,9 +139,9 @@ def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
         return outcome
 
 
-def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject]:
+def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) -> tuple[JobOutcome, JsonObject]:
     """The job's bundle, built unless the cache has it; and what its code read."""
-    cache, job = _cache(task, reporter), task.job
+    job = task.job
     planned = Ingredients(task.parts).unread
     with cache.lock("built", planned.key, wait=task.wait):
         with Digests(cache.digests_path) as digests:

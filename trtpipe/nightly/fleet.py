@@ -90,6 +90,10 @@ def distinct_resources(announces: frozenset[str]) -> tuple[str, ...]:
     return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
 
 
+def _shown(name: str, announces: frozenset[str]) -> str:
+    return f"{name}: {', '.join(distinct_resources(announces))}"
+
+
 class Fleet:
     """The workers of one scheduler.
 
@@ -129,7 +133,7 @@ class Fleet:
     @property
     def workers(self) -> tuple[str, ...]:
         """Each worker's name and what it announces."""
-        return tuple(f"{m.name}: {', '.join(distinct_resources(m.announces))}" for m in self.members)
+        return tuple(_shown(m.name, m.announces) for m in self.members)
 
     def machine_for(self, job: Job) -> Machine:
         """The kind of machine that builds a job: of those that match, the kind that most workers are.
@@ -143,7 +147,7 @@ class Fleet:
             return max(kinds, key=kinds.count)
         kinds = [m.machine for m in self.members if wanted - {"torch"} <= m.announces]
         if not kinds or job.build.route != "onnx":
-            raise MissingError(self._unmatched(job.name, wanted))
+            raise MissingError(self._unmatched(job.name, wanted, self.workers))
         self._by_kit.add(job.name)
         return _both(self._here, max(kinds, key=kinds.count))
 
@@ -291,15 +295,16 @@ class Fleet:
 
     def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, JsonObject], None]) -> None:
         """Give up jobs that no worker matches any more, and those that take their workers down with them."""
-        alive = [frozenset(w.get("resources", {})) for w in self._alive().values()]
+        alive = {w["name"]: frozenset(w.get("resources", {})) for w in self._alive().values()}
+        shown = [_shown(name, announced) for name, announced in sorted(alive.items())]
         for name, job in list(sent.items()):
-            if any(job.needs <= announced for announced in alive):
+            if any(job.needs <= announced for announced in alive.values()):
                 job.lost_at = None
             else:
                 job.lost_at = job.lost_at or time.monotonic()
             message = ""
             if job.lost_at is not None and time.monotonic() - job.lost_at > GRACE_S:
-                message = self._unmatched(name, job.needs)
+                message = self._unmatched(name, job.needs, shown)
             elif len(job.starts) > MOST_STARTS:
                 message = f"{name}: it took its workers down ({len(job.starts)} lost: {', '.join(job.starts)})."
             if message:
@@ -318,10 +323,9 @@ class Fleet:
         workers: JsonObject = info["workers"]
         return workers
 
-    def _unmatched(self, name: str, wanted: frozenset[str]) -> str:
-        have = "; ".join(self.workers)
+    def _unmatched(self, name: str, wanted: frozenset[str], have: Sequence[str]) -> str:
         return (
-            f"{name}: a worker must announce {', '.join(sorted(wanted))} (got {have}). "
+            f"{name}: a worker must announce {', '.join(sorted(wanted))} (got {'; '.join(have) or 'no worker'}). "
             f"Start one: trtpipe worker {self.address}"
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.strictjson import loads
+from calib.types import JsonObject
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP
@@ -60,7 +61,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         try:
             with (
                 Digests(cache.digests_path) as digests,
-                _Night(options, watcher, cache, history, run, digests) as night,
+                _Night(options, watcher, cache, history, run, digests, said) as night,
             ):
                 night.over(resumed)
         except TrtpipeError as error:
@@ -82,7 +83,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             cache_bytes=sum(size for _, size, _ in entries),
             cache_entries=len(entries),
             evicted=evicted,
-            notes=(*said, *night.notes, *signed),
+            notes=(*said, *signed),
         )
 
 
@@ -97,7 +98,7 @@ def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
     with (
         History(options.history) as history,
         Digests(cache.digests_path) as digests,
-        _Night(options, Unwatched(), cache, history, 1 << 62, digests) as night,
+        _Night(options, Unwatched(), cache, history, 1 << 62, digests, []) as night,
     ):
         planned = night.plan()
         for outcome in night.outcomes.values():
@@ -106,14 +107,20 @@ def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 class _Night:
-    """The state of one run."""
+    """The state of one run; `notes` are the report's, and grow."""
 
     def __init__(
-        self, options: Options, watcher: Watcher, cache: Cache, history: History, run: int, digests: Digests
+        self,
+        options: Options,
+        watcher: Watcher,
+        cache: Cache,
+        history: History,
+        run: int,
+        digests: Digests,
+        notes: list[str],
     ) -> None:
         self.options, self.watcher, self.cache, self.history, self.run = options, watcher, cache, history, run
-        self.digests = digests
-        self.notes: list[str] = []
+        self.digests, self.notes = digests, notes
         self._fleet = None
         if options.scheduler:
             self._fleet = Fleet(options.scheduler, cache, options.credentials, insecure=options.insecure)
@@ -293,7 +300,7 @@ class _Night:
             return
         executor = self._fleet or _local(self.options)
         self.workers = executor.workers
-        executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
+        executor.run(tasks, self.watcher, lambda task, raw: self._finished(raw))
         for t in tasks:
             if t.name not in self.outcomes:
                 code = Cancelled.exit_code
@@ -318,6 +325,13 @@ class _Night:
             else:
                 buildable.append(p)
         return buildable
+
+    def _finished(self, raw: JsonObject) -> None:
+        """The end of one task: its outcome, and what many may have to say of a store; the first one's reason is told."""
+        for note in raw.get("said", ()):
+            if not any(known.startswith(note.partition(" (")[0]) for known in self.notes):
+                self.notes.append(note)
+        self._record(from_plain(raw))
 
     def _record(self, outcome: JobOutcome) -> None:
         greens = [p.outcome for p in self._greens.get(outcome.name, ())]

@@ -124,6 +124,7 @@ def _dump_lowered(lowered: Lowered) -> Stored:
         "model_notes": list(lowered.model_notes),
         "layers": _LAYERS.dump_python(lowered.layers, mode="json"),
         "notes": list(lowered.notes),
+        "unmet": list(lowered.unmet),
         "shared_scales": dict(lowered.shared_scales),
         "onnx": None if graph is None else {"opset": graph.opset, "notes": list(graph.notes)},
     }
@@ -147,6 +148,7 @@ def _load_lowered(entry: Entry) -> Lowered:
         model_notes=tuple(facts["model_notes"]),
         layers=layers,
         notes=tuple(facts["notes"]),
+        unmet=tuple(facts["unmet"]),
         table=_load_table(entry),
         shared_scales=facts["shared_scales"],
         graph=graph,

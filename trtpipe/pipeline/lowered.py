@@ -20,6 +20,7 @@ class Lowered:
         weights_digest, graph_digest: of the loaded model and of its captured graph.
         model_notes: notes of loading the model.
         layers, notes: the precision of each operation, and the notes of quantization.
+        unmet: notes on what the job asks for and no operation has.
         table: the calibration table; None when nothing is calibrated.
         shared_scales: by the key of each quantized tensor, that of the scale it shares.
         graph: as ONNX; None on a route that does not go through ONNX and has made none.
@@ -32,6 +33,7 @@ class Lowered:
     model_notes: tuple[str, ...]
     layers: tuple[LayerPrecision, ...]
     notes: tuple[str, ...]
+    unmet: tuple[str, ...]
     table: CalibrationTable | None
     shared_scales: Mapping[str, str]
     graph: OnnxModel | None

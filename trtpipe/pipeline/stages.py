@@ -170,6 +170,7 @@ def lowered_of(
         model_notes=prepared.loaded.notes,
         layers=quantized.layers,
         notes=quantized.notes,
+        unmet=quantized.unmet,
         table=table,
         shared_scales={} if table is None else _shared_scales(prepared),
         graph=graph,
@@ -321,8 +322,8 @@ def judged(
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
     report = with_corners(report, runner, batching(job, prepared), samples, expected)
-    told = (*job.unused(), *_unfitted(job, prepared), *prepared.baseline.notes, *_unread(job))
-    return replace(report, notes=(*told, *report.notes))
+    unmet = (*job.unused(), *lowered.unmet, *_unfitted(job, prepared))
+    return replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
 
 
 def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:

@@ -173,7 +173,7 @@ def place_casts(
 
     An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or
     a reduction, is kept by the job, or touches a tensor that FP16 cannot hold (see `fp32_reasons`). Operations that
-    only move values follow their input.
+    only move values follow their input, but for such a tensor's: a concatenation of quantized ones has no other type.
 
     Args:
         graph: ATen graph, with Q/DQ or without.
@@ -192,8 +192,7 @@ def place_casts(
         elif node.op != "call_function" or name in QUANTIZE + DEQUANTIZE + CASTS:
             continue
         elif name in PASSIVE:
-            kept = half is not None and keep.fp32_glob(node) is not None
-            placer.follow(node, force_fp32=kept)
+            placer.follow(node, force_fp32=node.name in fp32)
         elif placer.float_inputs(node) and name not in _SHAPES:
             why = fp32.get(node.name, "")
             dtype = torch.float32 if half is None or why else half

@@ -291,9 +291,10 @@ def quantize(
     if int8 or narrow is not None:
         notes += not_fused(plan.int8)
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
+    unmet: tuple[str, ...] = ()
     if narrow is not None:
-        notes += idle_globs(narrow.modes, tuple(plan.chosen.choices), keep)
-        notes += idle_modes(narrow.modes, plan.chosen)
+        nodes = tuple(plan.chosen.choices)
+        unmet = (*idle_globs(narrow.modes, nodes, keep), *idle_modes(narrow.modes, plan.chosen))
     if plan.int8:
         graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), types), amax)
     else:
@@ -304,7 +305,7 @@ def quantize(
         graph, half=half, keep=keep, fp32=types.fp32, outputs=captured.outputs, unquantized=plan.reasons
     )
     program = export(graph, captured.inputs)
-    return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
+    return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes), unmet)
 
 
 @dataclass(frozen=True)

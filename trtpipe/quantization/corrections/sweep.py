@@ -256,10 +256,10 @@ def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: int) -> torch.Tensor:
-    """The inputs of each output value, at most about `most` of them evenly drawn: float32 [groups, K, rows]."""
+    """The inputs of each output value, at most `most` of them evenly drawn: float32 [groups, K, rows]."""
     if op_name(node) == "linear":
         rows = x.reshape(-1, x.shape[-1])
-        return rows[:: max(1, len(rows) // most)].T[None].contiguous()
+        return rows[_drawn(len(rows), most)].T[None].contiguous()
     stride, padding, dilation = (_pair(node.args[i] if len(node.args) > i else d) for i, d in ((3, 1), (4, 0), (5, 1)))
     positions = len(x) * (x.shape[2] // stride[0]) * (x.shape[3] // stride[1])
     every = max(1, math.isqrt(positions // most))  # only so many of the output's rows and columns are unfolded
@@ -268,9 +268,15 @@ def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: in
         columns = x[:, :, :: stride[0], :: stride[1]].flatten(2)
     else:
         columns = F.unfold(x, w.shape[2:], dilation, padding, stride)
-    step = max(1, columns.shape[0] * columns.shape[2] // most)
-    flat = columns.movedim(1, 0).flatten(1)[:, ::step]
-    return flat.reshape(groups, -1, flat.shape[1]).contiguous()
+    size = columns.shape[2]
+    drawn = _drawn(len(columns) * size, most)
+    rows = columns[drawn // size, :, drawn % size]
+    return rows.T.reshape(groups, -1, len(drawn)).contiguous()
+
+
+def _drawn(count: int, most: int) -> torch.Tensor:
+    """At most `most` of `count` places, evenly spread: int64."""
+    return torch.arange(count) if count <= most else torch.arange(most) * count // most
 
 
 def _pair(value: Any) -> tuple[int, int]:
