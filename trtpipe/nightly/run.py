@@ -327,10 +327,9 @@ class _Night:
         return buildable
 
     def _finished(self, raw: JsonObject) -> None:
-        """The end of one task: its outcome, and what many may have to say of a store; the first one's reason is told."""
-        for note in raw.get("said", ()):
-            if not any(known.startswith(note.partition(" (")[0]) for known in self.notes):
-                self.notes.append(note)
+        """The end of one task; of what several say of a store, the first one's reason is told."""
+        known = tuple(note.partition(" (")[0] for note in self.notes)
+        self.notes += [note for note in raw.get("said", ()) if not note.startswith(known)]
         self._record(from_plain(raw))
 
     def _record(self, outcome: JobOutcome) -> None:
@@ -388,9 +387,7 @@ def _local(options: Options) -> TaskExecutor:
 
 
 def _store(options: Options) -> Store | None:
-    if not options.store:
-        return None
-    return Store(options.store)
+    return Store(options.store) if options.store else None
 
 
 def _worst_first(outcome: JobOutcome) -> tuple[int, str]:
