@@ -21,6 +21,7 @@ from trtpipe.job.load import load_job
 from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import announced
+from trtpipe.nightly.task import FinishTask
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device
 
@@ -140,6 +141,25 @@ def fleet(tmp_path):
     found = Fleet(tmp_path)
     yield found
     found.close()
+
+
+def test_a_worker_that_was_lost_is_not_named_among_those_that_are_there(fleet, tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet_module, "GRACE_S", 0.0)
+    fleet.worker("a", "orin")
+    fleet.worker("b", "thor")
+    fleet.wait(2)
+    found = fleet_module.Fleet(fleet.address, Cache(tmp_path / "cache"))
+    fleet.kill("a")
+    sent = found._send(FinishTask("j", "j.yaml", "k", "out", "cache"), frozenset({"orin"}))
+    ended = []
+    deadline = time.monotonic() + 120
+    while not ended:
+        assert time.monotonic() < deadline
+        found._look({"j": sent}, lambda task, raw: ended.append(raw))
+        time.sleep(0.05)
+    found.close()
+    assert ended[0]["error"].startswith("j: a worker must announce orin (got b: cpu, ")
+    assert " orin" not in ended[0]["error"].partition("(got ")[2]
 
 
 def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(fleet, tmp_path):
