@@ -52,7 +52,7 @@ def test_a_function_returns_a_number_one_a_sample_or_rows_with_their_total(monke
 @pytest.mark.parametrize(
     ("returned", "got"),
     [(np.ones(3), "ndarray [3]"), ("much", "str"), (1 + 2j, "complex"), (None, "NoneType"),
-     (np.ones((4, 2)), "ndarray [4, 2]"), ((np.ones(3), sum), "a pair"),
+     (np.ones(4, np.complex64), "complex64 [4]"), (np.ones((4, 2)), "ndarray [4, 2]"), ((np.ones(3), sum), "a pair"),
      ((np.ones(4), 1), "a pair")],
 )  # fmt: skip
 def test_what_is_no_figure(returned: object, got: str, monkeypatch: pytest.MonkeyPatch) -> None:

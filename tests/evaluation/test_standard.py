@@ -197,6 +197,15 @@ def of_category(number: int) -> Labels:
     return (Boxes(np.array([[0, 0, 1, 1.0]]), np.array([number]), np.array([False])),)
 
 
+def test_masks_are_integers_or_booleans_with_or_without_an_axis_of_one() -> None:
+    rng = np.random.default_rng(0)
+    scores, masks = rng.standard_normal((4, 2, 6, 6)), rng.random((4, 6, 6)) < 0.5
+    forms = (masks, masks.astype(np.uint8), masks[:, None], masks[:, None].astype(np.int64))
+    made = judge("miou", OwnMetric(function="miou"), labelled=True)
+    figures = {made.figure({"y": scores}, m, tuple("abcd")).value for m in forms}
+    assert len(figures) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "outputs", "labels", "args", "message"),
     [
@@ -209,6 +218,9 @@ def of_category(number: int) -> Labels:
         ("miou", {"y": np.ones((4, 2, 6, 6))}, np.zeros((4, 3, 3), np.int64), {},
          "needs masks of the output's size, integers [4, 6, 6] (got int64 [4, 3, 3]). Resize the output in the model, "
          "or transform the images to its size."),
+        ("miou", {"y": np.ones((4, 2, 6, 6))}, np.zeros((4, 6, 6)), {},
+         "needs masks of the output's size, integers [4, 6, 6] (got float64 [4, 6, 6]). Give the class of each pixel as "
+         "an integer."),
         ("miou", {"y": np.ones((1, 2, 2, 2))}, np.array([[[0, 1], [2, 255]]]), {},
          "needs labels from 0 to 1 (got 0 to 2). Number them so, or give `ignore` for pixels of no class."),
         ("psnr", {"y": ONES}, np.zeros(4, np.int64), {},

@@ -111,10 +111,13 @@ class Judge:
                 raise InputError(f"{where}: {error}.") from error
             rows, total = made if isinstance(made, tuple) and len(made) == 2 else (made, np.nanmean)
             array, each = np.asarray(rows), total is np.nanmean
-        if array.shape == () and not isinstance(made, tuple) and array.dtype.kind in "fiub":
+        real = array.dtype.kind in "fiub"
+        if array.shape == () and not isinstance(made, tuple) and real:
             return Figure(float(array))
-        if array.shape[:1] != (len(ids),) or not callable(total) or (each and array.ndim != 1):
-            got = "a pair" if isinstance(made, tuple) else f"{type(rows).__name__} {list(array.shape) or ''}".rstrip()
+        by_sample = array.shape[:1] == (len(ids),) and (not each or (array.ndim == 1 and real))
+        if not by_sample or not callable(total):
+            kind = str(array.dtype) if isinstance(rows, np.ndarray) and not real else type(rows).__name__
+            got = "a pair" if isinstance(made, tuple) else f"{kind} {list(array.shape) or ''}".rstrip()
             raise InputError(
                 f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
                 f"and a function of rows that gives a number (got {got})."

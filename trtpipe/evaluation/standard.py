@@ -60,17 +60,21 @@ def miou(
     """Mean over the classes of intersection over union of all pixels; a class that is in neither does not count.
 
     The output is scores [S, C, H, W], of which the largest is taken, one logit [S, 1, H, W] or [S, H, W], which is
-    class 1 over 0, or classes [S, H, W]. Labels are classes [S, H, W]; pixels labelled `ignore` do not count.
+    class 1 over 0, or classes [S, H, W]. Labels are classes, integers or booleans [S, H, W] or [S, 1, H, W]; pixels
+    labelled `ignore` do not count.
 
     Raises:
         Unfit: output and masks are of other sizes, or a class is beyond those there are.
     """
     scores, truth = _one(outputs, output), _array(labels)
     predicted = class_map(scores)
+    truth = truth[:, 0] if truth.ndim == 4 and truth.shape[1] == 1 else truth
+    truth = truth.astype(np.int64) if truth.dtype.kind == "b" else truth
     if truth.shape != predicted.shape or truth.dtype.kind not in "iu":
+        step = "Resize the output in the model, or transform the images to its size"
         raise Unfit(
             f"needs masks of the output's size, integers {_shape(predicted)} (got {truth.dtype} {_shape(truth)}). "
-            "Resize the output in the model, or transform the images to its size"
+            + (step if truth.shape != predicted.shape else "Give the class of each pixel as an integer")
         )
     counted = truth != ignore
     channels = scores.shape[1] if scores.ndim == 4 and scores.shape[1] > 1 else 2

@@ -141,6 +141,10 @@ def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection
     return message + "Name each of them in the job:\n    outputs:" + "".join(lines)
 
 
+#: A size that torch.export does not know, where the model returns it beside its tensors.
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 def _parts(value: object) -> dict[str, object]:
     """The parts of a container by how they are reached: a key, a place or a field."""
     if isinstance(value, dict):
@@ -149,19 +153,20 @@ def _parts(value: object) -> dict[str, object]:
         return dict(zip(value._fields, value, strict=True))
     if isinstance(value, list | tuple):
         return {str(k): v for k, v in enumerate(value)}
-    if isinstance(value, torch.Tensor) or value is None or isinstance(value, int | float | str | bool):
+    if value is None or isinstance(value, (torch.Tensor, int, float, str, *_SYMBOLIC)):
         return {}
     return dict(vars(value)) if hasattr(value, "__dict__") else {}
 
 
-def tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(value: object, path: str = "", around: tuple[object, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor in a value, of any dtype and shape, by its path: keys, places and fields with dots between
-    them, as `detections.0.boxes`."""
+    them, as `detections.0.boxes`. What holds one of those `around` it is not walked again."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return
     for key, part in _parts(value).items():
-        yield from tensors(part, f"{path}.{key}" if path else key)
+        if not any(part is outer for outer in (*around, value)):
+            yield from tensors(part, f"{path}.{key}" if path else key, (*around, value))
 
 
 def _by_path(value: object) -> dict[str, torch.Tensor]:
@@ -181,16 +186,20 @@ def _by_path(value: object) -> dict[str, torch.Tensor]:
     return found
 
 
-def described(value: object) -> str:
-    """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], ...)`."""
+def described(value: object, levels: int = 5) -> str:
+    """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], ...)`; what is `levels` deep by its
+    type alone."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if value is None:
         return "None"
+    if not levels:
+        return type(value).__name__
     parts = _parts(value)
-    shown = [f"{k}: {described(v)}" for k, v in list(parts.items())[:3]] + (["..."] if len(parts) > 3 else [])
+    shown = [f"{k}: {described(v, levels - 1)}" for k, v in list(parts.items())[:3]]
+    shown += ["..."] * (len(parts) > 3)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        inside = ", ".join([described(v) for v in value[:3]] + (["..."] if len(value) > 3 else []))
+        inside = ", ".join([described(v, levels - 1) for v in value[:3]] + (["..."] if len(value) > 3 else []))
         return f"a {type(value).__name__} of {len(value)} ({inside})"
     if isinstance(value, dict):
         return f"a dict of {', '.join(shown) or 'nothing'}"
