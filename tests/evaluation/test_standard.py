@@ -219,8 +219,8 @@ def test_masks_are_integers_or_booleans_with_or_without_an_axis_of_one() -> None
          "needs masks of the output's size, integers [4, 6, 6] (got int64 [4, 3, 3]). Resize the output in the model, "
          "or transform the images to its size."),
         ("miou", {"y": np.ones((4, 2, 6, 6))}, np.zeros((4, 6, 6)), {},
-         "needs masks of the output's size, integers [4, 6, 6] (got float64 [4, 6, 6]). Give the class of each pixel as "
-         "an integer."),
+         "needs masks of the output's size, integers [4, 6, 6] (got float64 [4, 6, 6]). Give the class of each pixel "
+         "as an integer."),
         ("miou", {"y": np.ones((1, 2, 2, 2))}, np.array([[[0, 1], [2, 255]]]), {},
          "needs labels from 0 to 1 (got 0 to 2). Number them so, or give `ignore` for pixels of no class."),
         ("psnr", {"y": ONES}, np.zeros(4, np.int64), {},

@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from trtpipe.job.sections import Build
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
+from trtpipe.progress import Silent
 from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import Quantized, TensorSpec
 
 
@@ -120,6 +124,48 @@ def test_bf16_holds_everything_fp32_does() -> None:
     ranges = {n.name: 1e6 for n in captured.graph.graph.nodes}
     found = made("residual", half=torch.bfloat16, ranges=ranges)
     assert types(found)["conv2d"] == {torch.bfloat16}
+
+
+class Many(nn.Module):
+    """Every kind of operation that a network's activations go through, side by side."""
+
+    FUNCTIONS = (
+        "hardswish", "hardsigmoid", "silu", "gelu", "mish", "elu", "selu", "celu", "leaky_relu", "softplus", "softsign",
+        "sigmoid", "tanh", "relu6", "logsigmoid", "softshrink", "relu",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 5, 1)
+        flat = (nn.ConvTranspose2d(16, 16, 3, 1, 1), nn.ConvTranspose2d(16, 16, 3, 1, 1, groups=4))
+        norms = (nn.GroupNorm(4, 16), nn.InstanceNorm2d(16), nn.LayerNorm(8), nn.PReLU(16))
+        self.flat = nn.ModuleList([*flat, *norms, nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Linear(8, 8)])
+        self.line = nn.ModuleList([nn.Conv1d(16, 16, 3, 1, 1), nn.ConvTranspose1d(16, 16, 3, 1, 1)])
+        self.deep = nn.ModuleList([nn.Conv3d(16, 16, 3, 1, 1), nn.ConvTranspose3d(16, 16, 3, 1, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        several = [getattr(torch.nn.functional, name)(y) for name in self.FUNCTIONS]
+        several += [module(y) for module in self.flat]
+        several += [module(y.flatten(2)).view_as(y) for module in self.line]
+        several += [module(y[:, :, None])[:, :, 0] for module in self.deep]
+        several += [
+            y @ y.transpose(2, 3),
+            torch.nn.functional.interpolate(y, scale_factor=2.0, mode="bilinear")[..., ::2, ::2],
+        ]
+        return self.last(torch.stack(several).sum(0)).flatten(1)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_tensorrt_rtx_builds_every_operation_in_half_precision(half: torch.dtype) -> None:
+    captured = capture(nets.loaded(Many().eval()))
+    found = quantize(captured, int8=False, half=half, keep=Keep(), amax={}, ranges={})
+    narrow = {layer.op for layer in found.layers if layer.reason == "TensorRT-RTX has no BF16 for it"}
+    transposed = {f"conv_transpose{n}d" for n in (1, 2, 3)}
+    assert narrow == ({"hardswish", "mish", *transposed} if half is torch.bfloat16 else set())
+    build = Build(target="tensorrt_rtx", compute_capability=("8.9",))
+    assert build_isolated(to_onnx(found), build, progress=Silent()).data
 
 
 def test_keep_reaches_into_containers_and_wins() -> None:

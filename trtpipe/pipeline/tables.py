@@ -108,7 +108,8 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     """What a reader of the job should know of its table: its warnings, and the corrections in it.
 
     Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
-    Beside FP8 and 4 bits it is the `lowered` graph that decides which thresholds count.
+    Beside FP8 and 4 bits it is the `lowered` graph that decides which thresholds count, and what corrections gain was
+    measured with everything in INT8 that can be.
     """
     from trtpipe.quantization.policy import modes_of
 
@@ -116,11 +117,12 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     if not job.precision.int8_mode:
         used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
         return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
+    mixed = modes_of(job.precision).narrow
     if lowered is not None:
         said = table_warnings(table, beyond_int8(lowered.layers, table, lowered.shared_scales))
     else:
-        said = data_warnings(table.audit) if modes_of(job.precision).narrow else table.audit.warnings
-    return (*said, *(f"calibration: {s}" for s in steps))
+        said = data_warnings(table.audit) if mixed else table.audit.warnings
+    return (*said, *(f"calibration{', with all in INT8' * mixed}: {s}" for s in steps))
 
 
 def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:

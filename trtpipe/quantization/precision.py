@@ -25,7 +25,7 @@ from trtpipe.model.nodes import (
     source_line,
 )  # fmt: skip
 from trtpipe.model.sites import MATMULS, WEIGHTED
-from trtpipe.trt.formats import product_format
+from trtpipe.trt.formats import NO_BF16, product_format
 from trtpipe.values import Captured, LayerPrecision, PrecisionName, Site, TensorSpec
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
@@ -281,6 +281,8 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"
+    if half is torch.bfloat16 and name in NO_BF16:
+        return "TensorRT-RTX has no BF16 for it"
     touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
     return _beyond(half, [ranges.get(n.name, 0.0) for n in touched])
 
