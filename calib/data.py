@@ -28,7 +28,9 @@ from calib.samples import (
     Sample,
     TransformSpec,
     combine_digests,
+    figures,
     require_batch_size,
+    same_figures,
 )
 from calib.types import Array
 
@@ -47,6 +49,7 @@ class Source:
         self.names = tuple(i.name for i in inputs)
         self._origin, self._inputs, self._drawn, self._workers = origin, tuple(inputs), tuple(drawn), workers
         self.skipped: tuple[str, ...] = ()
+        self._seen: dict[str, npt.NDArray[np.float64]] = {}  # the figures of what was read, by id
         for name, label in zip(origin.ids, origin.labels or (), strict=False):
             if not -_PAST_LABELS <= label < _PAST_LABELS:
                 raise CalibError(
@@ -138,14 +141,26 @@ class Source:
 
     def _relabelled(self, origin: Origin) -> Source:
         source = Source(origin, self._inputs, self._drawn, self._workers)
-        source.skipped = self.skipped
+        source.skipped, source._seen = self.skipped, self._seen
         return source
+
+    def _require_same(self, batch: Batch) -> None:
+        """Refuse samples that hold other values than when they were read before: what is compared on them would be of
+        different ones."""
+        now = figures(batch.arrays)
+        for name, row in zip(batch.ids, now, strict=True):
+            if not same_figures(self._seen.setdefault(name, row), row):
+                raise CalibError(
+                    f"{name}: must hold the same values each time it is read (got others than at first). Take out what "
+                    "is random in how samples are made, as transforms for training and shuffling are, or seed it."
+                )
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All samples in order, `batch_size` at a time; the last batch holds the rest.
 
         Raises:
-            CalibError: batch_size under 1; a sample that cannot be read or used, naming it.
+            CalibError: batch_size under 1; a sample that cannot be read or used, or holds other values than when it was
+                read before, naming it.
         """
         require_batch_size(batch_size)
         chunks = [self._drawn[i : i + batch_size] for i in range(0, len(self._drawn), batch_size)]
@@ -156,6 +171,7 @@ class Source:
         for batch in loaded:
             if isinstance(batch, CalibError):
                 raise batch
+            self._require_same(batch)
             yield batch
 
     def without_bad(self) -> Source:

@@ -69,13 +69,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         ) from error
 
 
-def class_folders(folder: str | Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, in the order in which torchvision's ImageFolder numbers classes.
+def class_folders(folder: str | Path) -> dict[str, str]:
+    """The folders in `folder` by the class that each names (`as_text`), in the order in which torchvision's ImageFolder
+    numbers classes.
 
     Raises:
         CalibError: as `below`.
     """
-    return next(below(folder)).folders
+    return {as_text(name): name for name in next(below(folder)).folders}
 
 
 def images_below(folder: str | Path) -> list[Path]:

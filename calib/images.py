@@ -204,9 +204,9 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...] | None, tuple[st
             f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
         )
     if names := class_folders(folder):
-        by_class = [images_below(folder / name) for name in names]
+        by_class = [images_below(folder / name) for name in names.values()]
         labels = tuple(label for label, paths in enumerate(by_class) for _ in paths)
-        return [p for paths in by_class for p in paths], labels, tuple(map(as_text, names))
+        return [p for paths in by_class for p in paths], labels, tuple(names)
     if files := images_below(folder):
         return files, None, None
     raise CalibError(

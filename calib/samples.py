@@ -114,6 +114,27 @@ class Batch:
     ids: tuple[str, ...]
 
 
+#: Means and root mean squares of one sample that is read again differ by less, in shares of the latter.
+SAME = 1e-3
+
+
+def figures(arrays: Mapping[str, Array]) -> npt.NDArray[np.float64]:
+    """Mean and root mean square of each sample of arrays [B, ...]: float64 [B, inputs, 2], what one that is made at
+    random has otherwise each time, and other kernels do not change."""
+    made = []
+    for array in arrays.values():
+        rows = array.reshape(len(array), -1).astype(np.float64)
+        with np.errstate(over="ignore"):
+            made.append(np.stack([rows.mean(1), np.sqrt(np.square(rows).mean(1))], 1))
+    stacked: npt.NDArray[np.float64] = np.nan_to_num(np.stack(made, 1))
+    return stacked
+
+
+def same_figures(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> bool:
+    """Whether the `figures` of samples, float64 [..., inputs, 2] both, are the same."""
+    return bool((np.abs(one - other) <= SAME * np.maximum(one[..., 1:], other[..., 1:])).all())
+
+
 class Origin(Protocol):
     """Samples by position, as `images`, `arrays` and `factories` hold them."""
 

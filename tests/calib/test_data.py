@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save_file
 
-from calib.data import draw, open_source
+from calib.data import Source, draw, open_source
 from calib.errors import CalibError
 from calib.folders import unread
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, fit
@@ -425,3 +425,45 @@ def test_a_label_that_is_no_int64(tmp_path, monkeypatch, label, way):
         return
     with pytest.raises(CalibError, match=text):
         open_source(spec, inputs)
+
+
+class Changing:
+    """Samples that are multiplied by `factor` from the second time on that each is read."""
+
+    labels, classes, recipe, sequential, root = (0, 1, 0, 1), ("a", "b"), "", False, ""
+    ids = ("a", "b", "c", "d")
+
+    def __init__(self, factor, dtype):
+        self.factor, self.dtype, self.read = factor, dtype, set()
+
+    def load(self, at):
+        values = np.random.default_rng(at).standard_normal((3, 16, 16)) * 100
+        factor = self.factor if at in self.read else 1
+        self.read.add(at)
+        return {"image": (values * factor).astype(self.dtype)}
+
+    def content(self, at):
+        return str(at)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "bool"])
+def test_a_sample_that_is_another_when_it_is_read_again_is_refused(dtype):
+    """An augmentation's values; another kernel's last bits are no other values."""
+    source = Source(Changing(1.01 if dtype in ("float32", "float16") else 0, dtype), (IMAGE,), (0, 1, 2, 3))
+    list(source.batches(2))
+    again = source.numbered_by(("a", "b"))
+    with pytest.raises(CalibError) as caught:
+        list(again.batches(3))
+    assert str(caught.value) == (
+        "a: must hold the same values each time it is read (got others than at first). Take out what is random in how "
+        "samples are made, as transforms for training and shuffling are, or seed it."
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e300])
+def test_a_sample_that_differs_in_its_last_bits_is_the_same(scale):
+    changing = Changing(1 + 1e-7, "float64")
+    changing.load = lambda at, load=changing.load: {n: a * scale for n, a in load(at).items()}
+    source = Source(changing, (IMAGE,), (0, 1, 2, 3))
+    first = [len(b.ids) for b in source.batches(2)]
+    assert first == [len(b.ids) for b in source.batches(2)] == [2, 2]

@@ -211,6 +211,53 @@ def test_a_store_that_cannot_be_reached_costs_no_job(world, here, capsys):
     assert note.endswith(" Going on without it.")
 
 
+RANDOM = """
+import numpy as np
+import torch
+
+
+def model():
+    torch.manual_seed({model_seed})
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 5)).eval()
+
+
+def samples():
+    rng = np.random.default_rng({data_seed})
+    return list(rng.standard_normal((12, 16)).astype(np.float32))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seeds", "wrong"),
+    [
+        ((0, 1), ""),
+        ((0, None), "check: the samples hold other values than in an earlier build, of files and code that are the "
+                    "same. Seed what is random in how they are made, or read it from a file."),
+        (("int(np.random.default_rng().integers(1 << 40))", 1),
+         "model: it gives other outputs than in an earlier build, of files and code that are the same. Seed what is "
+         "random in its weights, or read it from a file."),
+    ],
+)  # fmt: skip
+def test_what_is_random_from_night_to_night_is_said(world, here, seeds, wrong):
+    """The baseline of the night before is no baseline of it."""
+    (world / "jobs/by_chance.py").write_text(RANDOM.format(model_seed=seeds[0], data_seed=seeds[1]))
+    job = world / "jobs/chance.yaml"
+    job.write_text("""
+name: chance
+model: {factory: "by_chance:model"}
+inputs: {x: {shape: [N, 16], N: {min: 1, opt: 4, max: 8}}}
+outputs: {y: {}}
+precision: {int8_mode: true}
+calibration: {factory: "by_chance:samples", corrections: false}
+build: {target: onnxruntime}
+check: {factory: "by_chance:samples", limits: {cosine_min: 0.9}}
+""")
+    assert outcomes(here(jobs=(str(job),))) == {"chance": "built"}
+    keep = "precision.keep.fp32=['2']"  # another graph, of the same model
+    report = here("--set", keep, jobs=(str(job),), expect=2 if wrong else 0)
+    assert result(report, "chance")["error"] == wrong
+
+
 @pytest.mark.parametrize("more", [(), ("-q",)])
 def test_a_store_that_cannot_be_written_to_is_in_the_report(world, here, monkeypatch, more):
     def full(store, path, data):

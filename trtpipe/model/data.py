@@ -219,7 +219,7 @@ def _class_names(
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:
-        folders_of_calibration = class_folders(job.calibration.images)
+        folders_of_calibration = tuple(class_folders(job.calibration.images))
         if len(folders_of_calibration) == count:
             return folders_of_calibration, "calibration.images"
     if len(folders) == count:

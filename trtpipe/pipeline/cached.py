@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 #: Results that reports do not list as reused: they are part of the model.
-QUIET = ("outputs", "corners")
+QUIET = ("outputs", "corners", "samples")
 
 
 class Memory:
@@ -142,6 +142,7 @@ def _key(keys: StageKeys, kind: str) -> str:
     key = {
         "outputs": keys.model,
         "corners": keys.baseline,
+        "samples": keys.baseline,
         "baseline": keys.baseline,
         "calibration": keys.calibration,
         "graph": keys.graph,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -86,6 +87,14 @@ def _load_recorded(entry: Entry) -> Recorded:
         tuple(facts["notes"]),
     )
     return Recorded(baseline, None if facts["classes"] is None else tuple(facts["classes"]))
+
+
+def _dump_figures(figures: npt.NDArray[np.float64]) -> Stored:
+    return {"figures": figures.tolist()}, {}
+
+
+def _load_figures(entry: Entry) -> npt.NDArray[np.float64]:
+    return np.array(entry.facts["figures"], np.float64)
 
 
 def _dump_corners(corners: CornerOutputs) -> Stored:
@@ -196,5 +205,6 @@ SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
 CORNERS: Codec[CornerOutputs] = Codec(_dump_corners, _load_corners)
 RECORDED: Codec[Recorded] = Codec(_dump_recorded, _load_recorded)
 TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
+FIGURES: Codec[npt.NDArray[np.float64]] = Codec(_dump_figures, _load_figures)
 LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)
 COMPILED: Codec[Compiled] = Codec(_dump_compiled, _load_compiled)

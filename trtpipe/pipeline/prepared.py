@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
 from calib.process_state import put_back
+from calib.samples import figures, same_figures
 from calib.types import Array
 from trtpipe.batching import Batching
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
+from trtpipe.evaluation.metrics import sqnr_db
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
@@ -27,7 +29,7 @@ from trtpipe.model.data import open_calibration, open_check, turned, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
-from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
+from trtpipe.pipeline.codecs import CORNERS, FIGURES, RECORDED, SPECS, Codec, CornerOutputs, Recorded
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,12 @@ T = TypeVar("T")
 
 #: Samples whose ranges decide what FP16 can hold.
 RANGE_SAMPLES = 64
+#: Outputs of one model on the same inputs differ by less, whatever computes them.
+LEAST_SQNR_DB = 40.0
+_OTHERWISE = (
+    "{}: {} than in an earlier build, of files and code that are the same. Seed what is random in {}, or read it from "
+    "a file."
+)
 #: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
 COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
 
@@ -62,7 +70,7 @@ class Results(Protocol):
         """A value that can be stored: the one stored for this job's stage, or `make()`.
 
         Args:
-            kind: "outputs", "corners", "baseline", "calibration", "graph" or "engine".
+            kind: "outputs", "corners", "samples", "baseline", "calibration", "graph" or "engine".
             codec: how it is stored.
             make: makes it.
         """
@@ -186,11 +194,22 @@ class PreparedJob:
             with self._stages("capture"):
                 captured = capture(loaded)
                 require_same(loaded, captured, self.first_check_batch)
-                require_corners(loaded, captured, self.first_check_batch, expected, self.job.build.profiles)
+                try:
+                    require_corners(loaded, captured, self.first_check_batch, expected, self.job.build.profiles)
+                except (BuildError, InputError) as error:
+                    raise self._moved(expected) or error from error
                 return captured
 
         captured = as_the_job_wants(self.job, self.results.in_memory("capture", make))
         return replace(captured, outputs=self.job.as_judged(captured.outputs))
+
+    def _moved(self, expected: CornerOutputs) -> InputError | None:
+        """The error where the model itself, which nothing has changed, gives others than these outputs of it."""
+        again = corner_outputs(self._model, self.first_check_batch, self.job.build.profiles)
+        for now, before in zip(again, expected, strict=True):
+            if any(sqnr_db(before[n], now[n]) < LEAST_SQNR_DB for n in before):
+                return InputError(_OTHERWISE.format("model", "it gives other outputs", "its weights"))
+        return None
 
     @cached_property
     def device(self) -> str:
@@ -222,8 +241,17 @@ class PreparedJob:
 
     @cached_property
     def first_check_batch(self) -> Mapping[str, Array]:
-        """The inputs of the first check batch, [B, ...] by name."""
-        return next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
+        """The inputs of the first check batch, [B, ...] by name.
+
+        Raises:
+            InputError: they are others than when the job's baseline was recorded in an earlier build.
+        """
+        arrays = next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
+        now = figures(arrays)
+        before = self.results.on_disk("samples", FIGURES, lambda: now)
+        if now.shape != before.shape or not same_figures(now, before):
+            raise InputError(_OTHERWISE.format("check", "the samples hold other values", "how they are made"))
+        return arrays
 
     @cached_property
     def corner_outputs(self) -> CornerOutputs:
@@ -274,6 +302,7 @@ class PreparedJob:
     @cached_property
     def _recorded(self) -> Recorded:
         job = self.job
+        _ = self.first_check_batch  # refused where it is another than that of the baseline
 
         def make() -> Recorded:
             loaded, size = self._model, job.batch_size(job.check)
