@@ -73,6 +73,20 @@ def test_every_refusal_that_names_a_file_is_a_message(code: int) -> None:
     assert (user_error(OSError(code, os.strerror(code))) is None) == (code not in _REFUSED)
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (errno.EPERM, "the operation is not permitted. Change its permissions, or choose another place."),
+        (errno.EISDIR, "is a folder, not a file. Give the path of a file."),
+        (errno.ENOTEMPTY, "the folder is not empty. Remove it, or choose another name."),
+        (errno.EEXIST, "exists already. Remove it, or choose another name."),
+        (errno.ESTALE, "the network file system has lost it. Mount it again."),
+    ],
+)
+def test_what_a_refusal_says(code: int, text: str) -> None:
+    assert refused(code) == f"out/a: {text}"
+
+
 def test_what_is_no_refusal_stays_a_bug() -> None:
     for bug in (ValueError("x"), OSError("libx.so: cannot open"), KeyError("a"), ModuleNotFoundError("x")):
         assert user_error(bug) is None

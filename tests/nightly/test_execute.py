@@ -115,6 +115,24 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
+    ("raised", "code", "error"),
+    [
+        (ModuleNotFoundError("No module named 'x'", name="x"), 3, "x: not installed. Install it in this environment."),
+        (MemoryError(), 3, "out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory."),
+        (ZeroDivisionError("division"), 70, "this is a bug in trtpipe, please report it:"),
+    ],
+    ids=repr,
+)
+def test_what_costs_one_job_of_the_night(raised, code, error, monkeypatch):
+    def failing(*_):
+        raise raised
+
+    monkeypatch.setattr(execute, "_execute", failing)
+    made = execute.execute(FinishTask("a", "a.yaml", "k", "out", "cache"), None, Memory())
+    assert (made["outcome"], made["exit_code"], made["error"].splitlines()[0]) == ("error", code, error)
+
+
+@pytest.mark.parametrize(
     "stop", [Cancelled("interrupted"), CalibCancelled("calibration: was asked to stop.")], ids=repr
 )
 def test_a_job_that_was_asked_to_stop_has_no_outcome(stop, monkeypatch):

@@ -143,6 +143,30 @@ def fleet(tmp_path):
     found.close()
 
 
+def test_a_job_that_takes_its_workers_down_is_given_up(fleet, tmp_path):
+    """By trtpipe, which counts its starts, or by Dask, which counts the workers that died with it."""
+    from distributed import KilledWorker
+
+    fleet.worker("a", "orin")
+    fleet.wait(1)
+    found = fleet_module.Fleet(fleet.address, Cache(tmp_path / "cache"))
+    ended = []
+    sent = found._send(FinishTask("j", "j.yaml", "k", "out", "cache"), frozenset({"orin"}))
+    sent.starts = list("abcde")
+    found._look({"j": sent}, lambda task, raw: ended.append((task.attempts, raw["error"])))
+    died = types.SimpleNamespace(
+        status="error", exception=lambda: KilledWorker("j", types.SimpleNamespace(address="tcp://a:1"), 3)
+    )
+    sent.future = died
+    found._take(sent, lambda task, raw: ended.append((task.attempts, raw["error"])))
+    found.close()
+    lost = tuple(f"worker {n} was lost while it built this" for n in "abcde")
+    assert ended == [
+        (lost, "j: it took its workers down (5 lost: a, b, c, d, e)."),
+        (tuple(f"worker {n} died" for n in "abcde"), "j: every worker that started this job died (a, b, c, d, e)."),
+    ]
+
+
 def test_a_worker_that_was_lost_is_not_named_among_those_that_are_there(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet_module, "GRACE_S", 0.0)
     fleet.worker("a", "orin")

@@ -94,7 +94,7 @@ def take_quantizers_off(network: torch.nn.Module, where: str, *, recalibrate: bo
 
 def _without(module: torch.nn.Module, where: str, recalibrate: bool) -> torch.nn.Module | None:
     """What stands in the place of a fake quantizer; None for any other module."""
-    kinds = {c.__name__ for c in type(module).__mro__}
+    kinds = {c.__name__ for c in type(module).__mro__}  # of ModelOpt and torchao's QAT, which need not be installed
     if "FakeQuantizeBase" in kinds and hasattr(module, "activation_post_process"):
         return Marked(ANY_SCALE) if recalibrate else _of_fake_quantize(module, where)
     if "TensorQuantizer" in kinds and hasattr(module, "num_bits"):

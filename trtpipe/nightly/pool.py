@@ -20,9 +20,9 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import BuildError, Cancelled
+from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
-from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
+from trtpipe.nightly.task import Task, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
 from trtpipe.trt import driver
 
@@ -210,8 +210,6 @@ def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: i
         except Cancelled:
             pipe.send(("cancelled", None))
             continue
-        except MemoryError:
-            done = failure(task, f"{task.name}: out of memory. Reduce --workers.", BuildError.exit_code)
         pipe.send(("done", done))
 
 
