@@ -84,7 +84,7 @@ def ways(module: ast.Module) -> frozenset[str]:
         if name in ("os.rename", "os.renames") or (name.endswith(".rename") and one and not name.startswith("os.")):
             found.add("renames a folder")
         opened = re.fullmatch(r"(.*\.)?(fd)?open", name) and re.search(
-            r", '[wax]|mode='[wax]|\('[wax]b?'\)", ast.unparse(call)
+            r", '[wax]|mode='[wax]|\('[wax]b?'[,)]", ast.unparse(call)
         )
         if opened or name.endswith((".write_text", ".write_bytes")):
             found.add("writes a file where it stays")
@@ -98,7 +98,7 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("opens a database")
         if name.rpartition(".")[2] == "find_sites":
             found.add("finds where Q/DQ can go")
-        if name.endswith("Job.model_validate"):
+        if name.endswith("Job.model_validate") or name.rpartition(".")[2] == "Job":
             found.add("makes a job")
         if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
             found.add("walks a folder")
@@ -300,6 +300,8 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("depth = {'Conv2d': 9}.get(type(m).__name__)", "tells a class by its name"),
         ("if type(m).__name__.startswith('Conv'): pass", "tells a class by its name"),
         ("SEEN = defaultdict(int)", "keeps state in a module"),
+        ("with path.open('w', encoding='utf-8') as file: pass", "writes a file where it stays"),
+        ("job = Job(**yaml.safe_load(text))", "makes a job"),
         ("class K:\n    sensitivity: Any | None = None", "has Any for a missing part"),
         ("from json import loads\nlimits = loads(text)", "reads JSON that anyone may have written"),
         ("while chunk := f.read(1 << 20):\n    digest.update(chunk)", "digests a file"),

@@ -116,7 +116,7 @@ class Judge:
             return Figure(float(array))
         by_sample = array.shape[:1] == (len(ids),) and (not each or (array.ndim == 1 and real))
         if not by_sample or not callable(total):
-            kind = str(array.dtype) if isinstance(rows, np.ndarray) and not real else type(rows).__name__
+            kind = array.dtype.name if isinstance(rows, np.ndarray) and not real else type(rows).__name__
             got = "a pair" if isinstance(made, tuple) else f"{kind} {list(array.shape) or ''}".rstrip()
             raise InputError(
                 f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
