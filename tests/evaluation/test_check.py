@@ -33,6 +33,7 @@ from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, misses
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.progress import Silent
+from trtpipe.quantization.diagnose import is_about_numbers
 from trtpipe.report.metric_rows import METRICS
 from trtpipe.values import CheckReport, Control, Executed, Metric, TensorSpec
 
@@ -404,8 +405,28 @@ def test_an_earlier_control_is_taken_where_no_copy_can_run() -> None:
         run(Echo(), damaged=None)
 
 
+IDS = ("a",) * len(X)
+
+
 def test_a_metric_by_which_nothing_is_right_is_a_warning_of_the_verdict() -> None:
     checked = data()
     judges = (judge("best", OwnMetric(function="top5", args={"k": 1}), labelled=True),)
     never = Judgement(judges, (X.argmax(1) + 1) % X.shape[1], ("a",) * len(X), {"y": X})
     assert run(Echo(), data=replace(checked, judgement=never)).warnings == never.says_nothing() != ()
+
+
+def test_a_limit_that_the_model_itself_misses_is_no_matter_of_precision() -> None:
+    judges = (judge("best", OwnMetric(function="top5", args={"k": 1}), labelled=True),)
+    limits = Limits.model_validate({"metrics": {"best": {"min": 0.9}}})
+    right = X.argmax(1)
+    both, lost = (
+        run(Echo(np.negative), limits=limits, data=replace(data(), judgement=Judgement(judges, y, IDS, {"y": X})))
+        for y in ((right + 1) % X.shape[1], right)
+    )
+    assert [p for p in both.problems if p.startswith("best")] == [
+        "best_engine: the baseline itself is 0, so no precision meets the limit. Limit what is lost (drop_max), or see "
+        "check.labels"
+    ]
+    assert not is_about_numbers(both)
+    assert not [p for p in lost.problems if p.startswith("best")]
+    assert is_about_numbers(lost)

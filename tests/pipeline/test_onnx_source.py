@@ -117,13 +117,15 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
             helper.make_node("NonZero", ["x"], ["y"]),
             {},
             "model.onnx: its operators must be among those that trtpipe converts (got NonZero). Cut the network before "
-            "them (onnx.utils.extract_model); or build from PyTorch with model.factory.",
+            "them, or behind those it begins with (onnx.utils.extract_model); or build from PyTorch with "
+            "model.factory.",
         ),
         (
             helper.make_node("Special", ["x"], ["y"], domain="mine"),
             {"domain": "mine"},
             "model.onnx: its operators must be among those that trtpipe converts (got mine::Special). Cut the network "
-            "before them (onnx.utils.extract_model); or build from PyTorch with model.factory.",
+            "before them, or behind those it begins with (onnx.utils.extract_model); or build from PyTorch with "
+            "model.factory.",
         ),
         *(
             (

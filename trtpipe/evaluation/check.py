@@ -15,7 +15,7 @@ from trtpipe.batching import KEPT_SAMPLES, Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
-from trtpipe.evaluation.limits import bounds, doubtful, judged, misses
+from trtpipe.evaluation.limits import bounds, doubtful, judged, missed_by_both, misses
 from trtpipe.job.sections import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -147,6 +147,11 @@ def check_engine(
             f"the check cannot fail: a copy with {control.damaged} damaged ({control.how}) met every limit too. "
             "Tighten check.limits, or check on data that differ from each other"
         )
+    problems += [
+        f"{name}: the baseline itself is {before.value:g}, so no precision meets the limit. Limit what is lost "
+        "(drop_max), or see check.labels"
+        for name, before in missed_by_both(measured).items()
+    ]
     asked = doubtful(unsure, data.samples, limits, labelled)
     problems += [f"{line}. check.limits.confident asks for that" for line in asked]
     passed = not problems and all(m.passed is not False for m in measured)

@@ -55,7 +55,8 @@ def _labelled(job: Job, source: Source) -> Source:
     if job.check.labels is not None:
         classes = classes_of(job.check.labels, source.ids)
         require_rows(job.check.labels, source.total_count)
-    if classes is not None and source.labels is not None and source.classes is None:
+    labelled = job.check.labels is not None and not names_classes(job.check.labels)
+    if labelled and source.labels is not None and source.classes is None:
         raise InputError(
             "check.labels: must be left out where the samples have labels of their own (got "
             f"{Path(str(job.check.labels)).name} beside them). Take one of the two out."

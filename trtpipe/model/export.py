@@ -53,6 +53,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     import torch
 
     from trtpipe.model.bindings import Bound
+    from trtpipe.model.resizing import ToWholeSizes
 
     shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
@@ -64,7 +65,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     )
     star = isinstance(module, Bound)  # whose forward takes *inputs
     try:
-        with warnings.catch_warnings(), without_its_log():
+        with warnings.catch_warnings(), without_its_log(), ToWholeSizes():
             warnings.simplefilter("ignore")
             return torch.export.export(
                 module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes, strict=False

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
+from trtpipe.evaluation.limits import missed_by_both
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,8 +105,11 @@ def first_samples(
 
 
 def is_about_numbers(report: CheckReport) -> bool:
-    """Whether the check failed because of the outputs, and not because there was no engine or no control."""
-    return any(m.passed is False for m in report.metrics) or any("NaN" in p for p in report.problems)
+    """Whether the check failed because of the outputs, and not because there was no engine or no control, or because
+    the model itself is beyond a limit."""
+    alike = missed_by_both(report.metrics)
+    failed = any(m.passed is False and m.name not in alike for m in report.metrics)
+    return failed or any("NaN" in p for p in report.problems)
 
 
 def blame(sensitivity: Sensitivity, half: str | None) -> str:

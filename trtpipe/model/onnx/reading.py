@@ -214,7 +214,7 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
             f"Cut it before them: name as the job's outputs what is computed without them ({', '.join(before)}), and "
             "do the rest behind the engine"
             if before
-            else "Cut the network before them (onnx.utils.extract_model)"
+            else "Cut the network before them, or behind those it begins with (onnx.utils.extract_model)"
         )
         raise InputError(
             f"model.onnx: its operators must be among those that trtpipe converts (got {listed}). {cut}; or build from "
