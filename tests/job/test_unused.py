@@ -39,6 +39,12 @@ check: {check}
          "{images: photos}", ("calibration.corrections: not used, since build.quantization is implicit",)),
         ("fp8_mode: true", ", corrections: true", 'tensorrt_rtx, compute_capability: ["8.9"]', "{images: photos}",
          ("calibration.corrections: not used, since precision.int8_mode is false",)),
+        ("nvfp4_mode: true", ", algorithm: percentile, percentile: 50", 'tensorrt_rtx, compute_capability: ["12.0"]',
+         "{images: photos}",
+         ("calibration.algorithm, calibration.percentile: of the table alone, no scale of this job, since "
+          "precision.int8_mode is false",)),
+        ("fp8_mode: true, int8_mode: true", ", algorithm: mse", 'tensorrt_rtx, compute_capability: ["8.9"]',
+         "{images: photos}", ()),
     ],
 )  # fmt: skip
 def test_what_the_calibration_section_gives_in_vain(

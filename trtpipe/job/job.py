@@ -133,7 +133,7 @@ class Job(Section):
         if data is None:
             return ()
         if precision.calibrated:
-            return self._no_corrections(data)
+            return (*self._no_threshold(data), *self._no_corrections(data))
         if not precision.fp16_mode and precision.weights is None:
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
@@ -145,6 +145,14 @@ class Job(Section):
         if "table" in data.model_fields_set:
             notes += ("calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode",)
         return notes
+
+    def _no_threshold(self, data: Calibration) -> tuple[str, ...]:
+        """A note where an algorithm is given whose thresholds only the table keeps: other formats than INT8 have the
+        largest values."""
+        given = [f"calibration.{n}" for n in ("algorithm", "percentile") if n in data.model_fields_set]
+        if not given or self.precision.int8_mode or data.table is not None:
+            return ()
+        return (f"{', '.join(given)}: of the table alone, no scale of this job, since precision.int8_mode is false",)
 
     def _no_corrections(self, data: Calibration) -> tuple[str, ...]:
         """A note where `calibration.corrections` is given and no correction is made."""
