@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.figures import beside
-from trtpipe.job.sections import Limits
 from trtpipe.values import Metric
+
+if TYPE_CHECKING:
+    from trtpipe.job.sections import Limits
 
 #: limit of the job -> metric
 METRIC_OF_LIMIT: Mapping[str, str] = {
