@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -215,6 +216,11 @@ def folder(path: Path) -> None:
     path.mkdir()
 
 
+def socket(path: Path) -> None:
+    path.unlink()
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
 DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("model.onnx", Path.unlink, "must hold every file its manifest lists (model.onnx is missing)"),
     ("model.onnx", append, "c/model.onnx: must have "),
@@ -222,6 +228,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("model.onnx", relink, "c/model.onnx: must be a regular file (got: a link)"),
     ("model.onnx", pipe, "c/model.onnx: is not a regular file"),
     ("model.onnx", folder, "c/model.onnx: is not a regular file"),
+    ("model.onnx", socket, "c/model.onnx: must be a regular file (got: a socket)"),
     ("calibration.json", flip, "c/calibration.json: must have SHA-256 "),
     ("golden.safetensors", flip, "c/golden.safetensors: must have SHA-256 "),
     ("extra.so", Path.touch, "must hold only the files its manifest lists (got 'extra.so' too)"),

@@ -9,8 +9,10 @@ import sys
 import time
 
 import nights
+import numpy as np
 import pytest
 from nights import fingerprints, night, outcomes
+from PIL import Image
 
 from trtpipe.cli.main import main
 from trtpipe.pipeline.cache.remote import Store
@@ -209,6 +211,41 @@ def test_a_store_that_cannot_be_reached_costs_no_job(world, here, capsys):
     (note,) = report["notes"]
     assert note.startswith(f"--store: file://{world}/file/store cannot be reached (")
     assert note.endswith(" Going on without it.")
+
+
+LAZY = """
+import functools
+from pathlib import Path
+
+import numpy as np
+
+
+@functools.cache
+def scale():
+    return np.load(Path(__file__).with_name("scale.npy"))
+
+
+def made(picture):
+    return (np.asarray(picture.convert("L"), np.float32) / 255 * scale())[None]
+"""
+
+
+def test_a_file_that_a_transform_reads_but_once_is_seen(world, here):
+    """By the first batch of the check, which is read before anything else of the data."""
+    (world / "jobs/lazily.py").write_text(LAZY)
+    np.save(world / "jobs/scale.npy", np.float32(1))
+    (world / "jobs/pictures").mkdir()
+    for k in range(12):
+        grey = np.random.default_rng(k).integers(0, 256, (16, 16), np.uint8)
+        Image.fromarray(grey).save(world / f"jobs/pictures/{k}.png")
+    job = nights.write_job(world / "jobs", "lazy", weight="w0.safetensors")
+    head = job.read_text().partition("calibration:")[0]
+    data = "images: pictures, transform: {callable: 'lazily:made'}, limits: {cosine_min: 0.9}"
+    job.write_text(f"{head}check: {{{data}}}\nbuild: {{target: onnxruntime}}\n")
+    assert outcomes(here(jobs=(str(job),))) == {"lazy": "built"}
+    assert outcomes(here(jobs=(str(job),))) == {"lazy": "reused"}
+    np.save(world / "jobs/scale.npy", np.float32(2))
+    assert outcomes(here(jobs=(str(job),))) == {"lazy": "built"}
 
 
 CHANGING = """

@@ -246,7 +246,8 @@ class PreparedJob:
         Raises:
             InputError: they are others than when the job's baseline was recorded in an earlier build.
         """
-        arrays = next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
+        with self._stages.unnamed():
+            arrays = next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
         now = figures(arrays)
         before = self.results.on_disk("samples", FIGURES, lambda: now)
         if now.shape != before.shape or not same_figures(now, before):
