@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from calib.errors import CalibError
-from calib.samples import InputSpec, Sample, fit, require_shapes
+from calib.samples import ARRAY_SUFFIXES, InputSpec, Sample, fit, require_shapes
 from calib.types import Array
 
 LABELS = "labels"
@@ -72,7 +72,7 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
         CalibError: no such file, another kind of file, a damaged one, missing or further arrays, lengths that differ,
         a shape that is not the input's, or labels that are no integers [S].
     """
-    readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
+    readers = dict(zip(ARRAY_SUFFIXES, (_npy, _npz, _safetensors), strict=True))
     file = Path(path)
     if file.suffix not in readers:
         raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {file.suffix or 'no suffix'!r}).")

@@ -148,7 +148,7 @@ def leads_somewhere(name: str) -> bool:
             if k == len(parts) or parts[k] in names_of_file(path):
                 return True
     if parts[0] in members() and parts[1] in members()[parts[0]]:
-        return True
+        return set(parts[2:]) <= set().union(*members().values())
     of_tensorrt = is_of_a_library(["tensorrt_rtx", *parts])
     return parts[-1] in ENDINGS or is_key(parts) or parts[0] == "aten" or is_of_a_library(parts) or of_tensorrt
 
@@ -173,6 +173,7 @@ def test_what_prose_names_is_there(path: Path) -> None:
         ("job.load_job", False), ("graph.op_name", False), ("nodes.op_name", True), ("load.load_job", True),
         ("precision.keep", True), ("precision.kept", False), ("TensorSpec.shape", True), ("TensorSpec.form", False),
         ("sys.path", True), ("sys.paths", False), ("check.limits.metrics", True), ("Built.report.passed", True),
+        ("Built.report.nothing", False),
     ],
 )  # fmt: skip
 def test_a_name_that_leads_nowhere_is_seen(name: str, there: bool) -> None:

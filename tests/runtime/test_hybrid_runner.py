@@ -122,7 +122,7 @@ def test_inputs_and_order_of_use():
         opened.run({"x": np.zeros((2, 3), np.float32)})
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_pytorch_without_a_gpu_is_refused():
     with pytest.raises(MissingError) as caught, HybridRunner(to_bytes(hybrid())):
         pass

@@ -69,9 +69,7 @@ class OperatorStep(_Part):
 class StoredConstant(_Part):
     """A constant in the file."""
 
-    dtype: Literal[
-        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn"
-    ]  # fmt: skip
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
 
 

@@ -12,6 +12,8 @@ import torch
 
 from trtpipe.model.bindings import INNER
 
+#: The floating dtypes of fewer bits than FP32 that PyTorch computes in.
+HALVES = (torch.float16, torch.bfloat16)
 _CALL_SUFFIX = re.compile(r"@\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

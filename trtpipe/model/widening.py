@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.nodes import calls, constant_value, is_constant, module_path, set_constant, source_line
+from trtpipe.model.nodes import HALVES, calls, constant_value, is_constant, module_path, set_constant, source_line
 
 if TYPE_CHECKING:
     from torch.fx.node import Argument, Node
-
-#: The floating dtypes of fewer bits than FP32 that PyTorch computes in.
-NARROW = (torch.float16, torch.bfloat16)
 
 
 def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
@@ -29,7 +26,7 @@ def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
         A note, where there was such a computation, and the largest rounding error of it as a share of a value; else
         nothing, 0 and the graph as it was.
     """
-    narrow = [n for n in calls(graph.graph) if _dtype(n) in NARROW and not _is_binding(n)]
+    narrow = [n for n in calls(graph.graph) if _dtype(n) in HALVES and not _is_binding(n)]
     if not narrow:
         return (), 0.0
     rounding = max(torch.finfo(_dtype(n)).eps for n in narrow)  # type: ignore[arg-type]
@@ -37,9 +34,9 @@ def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
     given = [_dtype(n) for n in output.args[0]]
     for node in list(graph.graph.nodes):
         if is_constant(node):
-            if (value := constant_value(graph, node)).dtype in NARROW:
+            if (value := constant_value(graph, node)).dtype in HALVES:
                 set_constant(graph, node, value.float())
-        elif node.op == "placeholder" and _dtype(node) in NARROW:
+        elif node.op == "placeholder" and _dtype(node) in HALVES:
             users = [u for u in node.users if u.op != "output"]
             with graph.graph.inserting_after(node):
                 cast = graph.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.float32})
@@ -54,7 +51,7 @@ def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
     with graph.graph.inserting_before(output):
         results = tuple(
             graph.graph.call_function(torch.ops.aten._to_copy.default, (n,), {"dtype": dtype})
-            if dtype in NARROW and n.op != "placeholder"
+            if dtype in HALVES and n.op != "placeholder"
             else n
             for n, dtype in zip(output.args[0], given, strict=True)
         )
@@ -87,8 +84,8 @@ def _is_done(node: Node) -> bool:
         return False
     source = node.args[0]
     assert isinstance(source, torch.fx.Node)
-    return _dtype(source) in (torch.float32, *NARROW) and not (source.op == "placeholder" and _dtype(source) in NARROW)
+    return _dtype(source) in (torch.float32, *HALVES) and not (source.op == "placeholder" and _dtype(source) in HALVES)
 
 
 def _wide(value: Argument) -> Argument:
-    return torch.float32 if value in NARROW else value
+    return torch.float32 if value in HALVES else value

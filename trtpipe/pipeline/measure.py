@@ -113,7 +113,7 @@ class TimedPlan:
 
 
 def plan_of(engine: Engine) -> TimedPlan:
-    """The same of a build's engine."""
+    """An engine that a build made, as it is timed here."""
     return TimedPlan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 

@@ -28,7 +28,7 @@ LEVELS = ("internal_error", "error", "warning", "info", "verbose")
 PERCENT = "%"
 _KEPT = frozenset(LEVELS[:3])
 #: Warnings that say nothing about the engine.
-_NOISE = re.compile(
+NOISE = re.compile(
     r"onnx2trt_utils|Multi stream is disabled|CUDA lazy loading|is unsupported in TensorRT-RTX"
     r"|Weight quantization .* has not been calibrated"
 )
@@ -83,7 +83,7 @@ class Watch:
     @property
     def notes(self) -> tuple[str, ...]:
         """The warnings that say something of the engine, as its notes have them."""
-        return tuple(f"TensorRT: {text}" for text in self.warnings if not _NOISE.search(text))
+        return tuple(f"TensorRT: {text}" for text in self.warnings if not NOISE.search(text))
 
     def message(self, level: str, text: str) -> None:
         """A message of TensorRT. Errors and warnings are kept; the job's log_level decides what is shown."""

@@ -148,7 +148,7 @@ class _Affine:
 
     @property
     def misfits(self) -> tuple[str, ...]:
-        """What TensorRT has not."""
+        """Why TensorRT refuses this node, in words; empty where it takes it."""
         other = (f"quantizes to {self.dtype}",) if self.dtype not in ("int8", "int32") else ()
         return (*other, "has a zero point other than 0") if any(self.zeros) else other
 

@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 from trtpipe.errors import BuildError
 from trtpipe.model.export import example_inputs
 from trtpipe.model.nodes import (
+    HALVES,
     add_constant,
     calls,
     constant_value,
@@ -37,7 +38,6 @@ from trtpipe.values import Quantized
 if TYPE_CHECKING:
     from torch.fx.node import Argument
 
-HALVES = (torch.float16, torch.bfloat16)
 #: Operations that change no value.
 SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
 #: Batch normalisation that was not folded; it returns a tuple, whose first element alone is used.

@@ -25,10 +25,9 @@ from calib.algorithms import AUTO_BASE
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.job import Job
-from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.routes.torch2trt.calibrator import Unread, own_calibrator
+from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
 from trtpipe.routes.torch_tensorrt.route import checked_header, graph_of, require_gpu
 from trtpipe.trt import driver, flavour
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from trtpipe.trt.types import INetworkDefinition, ITensor
 
-INSTALL = install_command("torch2trt")
 #: Where the module runs while it is converted.
 DEVICE = "cuda"
 #: What torch2trt prints of an operation that it has no converter for. The result of such an operation becomes a

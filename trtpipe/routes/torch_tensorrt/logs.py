@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 
 from trtpipe.errors import first_line
+from trtpipe.trt import monitor
 from trtpipe.trt.monitor import LEVELS, Watch
 
 #: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
 LOGGERS = ("torch_tensorrt", "torch_tensorrt [TensorRT Conversion Context]")
-#: Parts of messages that come with every model, or are about machines and packages that this route does not use.
-NOISE = ("modelopt", "is deprecated", "CUDA lazy loading", "is unsupported in TensorRT-RTX", "Multi stream is disabled",
-         "has not been calibrated", "Remaining GPU memory", "Using default stream in enqueue",
-         "PyTorch 0/1 specialization")  # fmt: skip
+#: TensorRT's, and what comes with every model or is about machines and packages that this route does not use.
+NOISE = re.compile(
+    monitor.NOISE.pattern + "|modelopt|is deprecated|Remaining GPU memory|Using default stream in enqueue"
+    "|PyTorch 0/1 specialization"
+)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     graph, notes = graph_of(quantized, GRAPH_NOTE)
     least = formats.floor(computed_in(quantized.layers), tensorrt.name, header.compute_capabilities)
     how += formats.portable_notes(least)
-    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
+    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not NOISE.search(t))
     return Engine(
         data=data,
         target=tensorrt.name,
