@@ -57,13 +57,30 @@ def texts(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
             yield from texts(child)
 
 
+def stated(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """The texts that a value is, may be, or holds, by line; none of what makes it."""
+    if found := parts(node):
+        yield node.lineno, found  # type: ignore[attr-defined]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        for child in (node.func.value, *node.args[1:]):
+            yield from stated(child)
+    elif isinstance(node, ast.Dict | ast.List | ast.Tuple | ast.Set | ast.IfExp | ast.BoolOp):
+        for child in node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node):
+            yield from stated(child)
+
+
 def named(module: ast.Module) -> dict[str, list[tuple[int, list[str]]]]:
-    """The texts that have a name, at the top of a module or in a function, by name."""
+    """The texts that have a name, by name: alone or in a table, at the top of a module or in a function, and those that
+    a function returns or gives one after another."""
     found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and (text := parts(node.value)):
-            for target in node.targets:
-                found[ast.unparse(target)].append((node.lineno, text))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                found[ast.unparse(target)] += stated(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            for given in ast.walk(node):
+                if isinstance(given, ast.Return | ast.Yield) and given.value is not None:
+                    found[node.name] += stated(given.value)
     return found
 
 
@@ -77,7 +94,8 @@ def messages(module: ast.Module) -> Iterator[tuple[int, list[str]]]:
         if (error := raised or made) and not ast.unparse(error).startswith(OF_BUGS):
             yield from texts(error)
             for part in ast.walk(error):
-                yield from names.get(part.id, ()) if isinstance(part, ast.Name) else ()
+                name = getattr(part, "id", getattr(part, "attr", ""))
+                yield from names.get(name, ())
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +137,9 @@ def test_every_error_has_a_test_of_its_text(tested: set[tuple[str, ...]]) -> Non
         ('GONE = "no zebra may graze here"\nraise InputError(f"{x}: {GONE}.")', [1]),
         ('yield Broken(("a",), "let no zebra graze", repr(x))', [1]),
         ('raise InputError("the file is empty", "no zebra may graze here")', [1]),
+        ('GONE = {1: "no zebra may graze here"}\nraise InputError(f"{x}: {GONE[1]}.")', [1]),
+        ('def why(x):\n    return f"{x}: no zebra may graze here"\nraise InputError(why(x))', [2]),
+        ('class A:\n    def why(self):\n        yield "no zebra may graze here"\nraise InputError(*a.why())', [3]),
         ('raise InputError(f"{a}: the file is empty.")', []),
         ('raise AssertionError("no zebra may graze here")', []),
         ('raise InputError(f"{a} {b}")', []),

@@ -181,6 +181,8 @@ def test_an_unreadable_image_stops_the_run_or_is_skipped(image_folder, damage, w
     assert source.sample_count == 19 == len(source.ids) == len(source.labels) == len(all_of(source))
     assert len(source.skipped) == 1
     assert source.skipped[0].startswith("cat/05.png: must be a readable image (got ")
+    unknown = "(got UnidentifiedImageError: of no format that Pillow knows" in source.skipped[0]
+    assert unknown == (damage in (b"", b"not an image"))
 
 
 def raising(image):

@@ -280,6 +280,11 @@ BROKEN = [
     ([("build:\n", "build:\n  quantization: implicit\n"), ("images: val", "images: val\n  sensitivity: true")],
      ["job.yaml:22: check.sensitivity: must be false without explicit quantization (got build.quantization: implicit). It "
       "measures what Q/DQ cost module by module: remove check.sensitivity, or quantize explicitly."]),
+    ([("  fp16_mode: true\n  int8_mode: true", "  fp16_mode: true"),
+      ("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
+      ("[N, 1, 32, 32]", "[N, 3, 32, 32]"), ("images: val", "images: val\n  sensitivity: true")],
+     ["job.yaml:16: check.sensitivity: must be false without explicit quantization (got no number format that "
+      "quantizes). It measures what Q/DQ cost module by module: remove check.sensitivity, or quantize explicitly."]),
 ]  # fmt: skip
 
 

@@ -80,6 +80,8 @@ def test_places_of_keys_and_values():
         ("a: !!python/name:os.system x\n", 1, ("a",), "not have a tag", "tag:yaml.org,2002:python/name:os.system"),
         ("a: !!str 1\n", 1, ("a",), "not have a tag", "tag:yaml.org,2002:str"),
         ("? [a, b]\n: 1\n", 1, (), "have plain text as keys", "a list"),
+        ("&k a: 1\n", 1, (), "have plain text as keys", "a tagged or anchored key"),
+        ("!!str a: 1\n", 1, (), "have plain text as keys", "a tagged or anchored key"),
         ("? {a: b}\n: 1\n", 1, (), "have plain text as keys", "a mapping"),
         ("a: 1\n---\nb: 2\n", 2, (), "be one document", "a second one after ---"),
         ("a: 1\n\tb: 2\n", 2, (), "be valid YAML", None),

@@ -17,6 +17,7 @@ from torch import nn
 
 from calib.samples import Batch
 from trtpipe.errors import BuildError, InputError
+from trtpipe.model import baseline
 from trtpipe.model.baseline import _named, record_baseline, script
 from trtpipe.progress import Silent
 
@@ -117,6 +118,19 @@ def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: 
         f"baseline: outputs of torchscript must have the shapes that the eager model gives, {own} (got [[3, "
         f"{classes}]]). Check that both are the same model."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("program", "the same program, run again"), ("onnxruntime", "the network that it was converted to")],
+)
+def test_a_baseline_of_other_shapes_says_what_it_is_held_against(
+    name: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "script", lambda loaded, *_: (nn.Sequential(loaded.module, nn.Flatten(0)), name))
+    monkeypatch.setattr(baseline, "_run", lambda loaded, module, name, args: (module[0](*args)[0][:, :1],))
+    with pytest.raises(InputError, match=rf"^baseline: outputs of {name} must have the shapes that {other} gives, "):
+        record_baseline(nets.residual(), BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 
 def test_no_sample_is_an_error() -> None:

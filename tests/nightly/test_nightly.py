@@ -372,6 +372,11 @@ def test_a_limit_of_a_metric_that_no_job_has_is_refused(world, capsys):
     assert main([*words, "--limit", "miou_drop=0.5", "-q"]) == 2
     said = "--limit: must name a metric of a job (got 'miou_drop'; no job has check.metrics)."
     assert said in capsys.readouterr().err
+    rtx = world / "jobs" / "rtx.yaml"
+    rtx.write_text(rtx.read_text().replace("check: {", "check: {metrics: {again: top5}, "))
+    assert main([*words, "--limit", "miou_drop=0.5", "-q"]) == 2
+    said = "--limit: must name a metric of a job (got 'miou_drop'; the jobs have again_drop)."
+    assert said in capsys.readouterr().err
 
 
 def test_one_bad_job_costs_only_itself(world, here):

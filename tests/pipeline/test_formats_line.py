@@ -163,6 +163,9 @@ def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):
          "precision.formats.stem: must be a number format that is on (got fp8). Add precision.fp8_mode: true."),
         ("{int8_mode: true, formats: {stem: int4}}", "{}",
          "precision.formats.stem: must be a number format that is on (got int4). Add precision.weights: int4."),
+        ("{nvfp4_mode: true, formats: {stem: int4}}", "{}",
+         "precision.formats.stem: must be a number format that is on (got int4). It cannot be beside "
+         "precision.nvfp4_mode: choose one."),
         ("{weights: int3}", "{}", "precision.weights: must be int4 or nvfp4 (got 'int3'). Did you mean int4?"),
     ],
 )  # fmt: skip

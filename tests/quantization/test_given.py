@@ -144,3 +144,19 @@ def test_an_activation_with_a_scale_for_each_channel_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         given_amax(capture(nets.loaded(Channels(), ("N", 4))))
     assert str(caught.value) == "model: an activation must have one scale (got 4). Quantize it by tensor."
+
+
+def test_a_constant_with_a_scale_for_each_channel_is_refused() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return mark(self.table, Mark((0.1,) * 4, 0)) @ mark(x, ONE)
+
+    with pytest.raises(InputError) as caught:
+        given_amax(capture(nets.loaded(Mixed(), ("N", 4, 4))))
+    assert (
+        str(caught.value) == "model: a constant that is no weight must have one scale (got 4). Quantize it by tensor."
+    )

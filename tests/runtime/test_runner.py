@@ -20,7 +20,7 @@ from calib.arrays import open_arrays
 from calib.errors import CalibError
 from calib.samples import InputSpec
 from trtpipe.bundle import signing
-from trtpipe.bundle.manifest import EngineInfo
+from trtpipe.bundle.manifest import EngineInfo, describe_engine
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build, Limits, Transform
 from trtpipe.runtime import session as runner_module
@@ -28,7 +28,7 @@ from trtpipe.runtime.device import Device
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.recheck import golden_limits, recheck
 from trtpipe.runtime.session import Model, open_model
-from trtpipe.values import DimRange, TensorSpec
+from trtpipe.values import DimRange, Engine, TensorSpec
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
 
@@ -78,6 +78,20 @@ def test_a_specialization_that_does_nothing_is_refused(tmp_path: Path, graph: bo
     with pytest.raises(InputError) as caught:
         trtpipe.load(tmp_path / "b", graph=graph, specialization=given)
     assert str(caught.value) == said
+
+
+def test_tensorrt_proper_specializes_nothing(tmp_path: Path) -> None:
+    plan = b"ftrt" + bytes(20) + bytes((10, 13, 0, 0)) + bytes(36)
+    found = Engine(plan, "tensorrt", "10.13.0", (), (shipping.INPUT,), (shipping.OUTPUT,), None, {"opset": 18})
+    build = Build(target="tensorrt", platform="l4")
+    made = shipping.bundle(
+        tmp_path / "b", engine=describe_engine(found, build), build=build, extra={"model.engine": plan}
+    )
+    with pytest.raises(InputError) as caught:
+        open_model(made, specialization="eager")
+    assert str(caught.value) == (
+        "specialization: must be left out for a bundle whose engine of TensorRT proper is run (got eager)."
+    )
 
 
 def test_load_and_classify(tmp_path: Path, photos: Path) -> None:

@@ -72,3 +72,14 @@ def test_a_refused_node_is_named_with_what_helps(error: Error, logged: str, wher
     assert str(caught.value) == (
         f"onnx: TensorRT 10.3.0 does not accept every node ({where}: UNSUPPORTED_NODE, why). {step}"
     )
+
+
+def test_a_parser_that_gives_no_reason_is_quoted_so() -> None:
+    silent = SimpleNamespace(parse=lambda data: False, num_errors=0)
+    module = SimpleNamespace(OnnxParser=lambda network, logger: silent)
+    flavour: Any = SimpleNamespace(module=module, title="TensorRT 10.3.0")
+    with pytest.raises(BuildError) as caught:
+        parse(flavour, Any, Any, SimpleNamespace(data=b""), Watch(Silent(), "error"))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"onnx: TensorRT 10.3.0 does not accept every node (the parser gave no reason). {ELSEWHERE}"
+    )
