@@ -17,12 +17,14 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.atomic", "trtpipe.bundle.triton", "trtpipe.pipeline.cache.store"}, "trtpipe.atomic.sibling",
     ),
     "writes a file where it stays": (
-        # into what becomes a whole file or folder, the user's own stream, a pipe, memory, and /proc
+        # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, and /proc
         {"calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive", "trtpipe.bundle.signing",
          "trtpipe.bundle.triton", "trtpipe.examples.shapes",
          "trtpipe.cli.commands.run", "trtpipe.cli.results", "trtpipe.evaluation.bench",
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
-         "trtpipe.trt.plugins"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
+         "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
+         "trtpipe.model.onnx.reference", "trtpipe.nightly.history_plot",
+         "trtpipe.report.bench_page"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),
     "ends with a number": (
         # a worker of a pool, scripts that are to be copied, and what hands on the code of another program
@@ -53,7 +55,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (
         # what is the process's own: its stdout, the modules that it has imported, TensorRT's registry
-        {"trtpipe.cli.results", "trtpipe.pipeline.cache.recorder", "trtpipe.pipeline.own_modules",
+        {"trtpipe.cli.results", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
          "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
     "changes a frozen value": (
@@ -67,6 +69,13 @@ WAYS: dict[str, tuple[set[str], str]] = {
     ),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
+
+
+#: What writes a file, of Python and of the libraries that are used.
+WRITERS = re.compile(
+    r"\.(write_text|write_bytes|savefig)$|(^|\.)save_file$"
+    r"|^(torch(\.jit)?|np|numpy|onnx|json|yaml|pickle|ir|onnx_ir|jit)\.(save\w*|dump)$"
+)
 
 
 @functools.cache
@@ -86,7 +95,7 @@ def ways(module: ast.Module) -> frozenset[str]:
         opened = re.fullmatch(r"(.*\.)?(fd)?open", name) and re.search(
             r", '[wax]|mode='[wax]|\('[wax]b?'[,)]", ast.unparse(call)
         )
-        if opened or name.endswith((".write_text", ".write_bytes")):
+        if opened or re.search(WRITERS, name):
             found.add("writes a file where it stays")
         if (
             name in ("sys.exit", "SystemExit", "os._exit")
@@ -286,6 +295,10 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("page.write_text(html)", "writes a file where it stays"),
         ("with open(path, 'w') as f: f.write(html)", "writes a file where it stays"),
         ("with path.open('wb') as f: f.write(data)", "writes a file where it stays"),
+        ("torch.save(state, path)", "writes a file where it stays"),
+        ("np.savez_compressed(path, **arrays)", "writes a file where it stays"),
+        ("from safetensors.numpy import save_file\nsave_file(arrays, path)", "writes a file where it stays"),
+        ("json.dump(report, stream)", "writes a file where it stays"),
         ("with sqlite3.connect(path) as history: pass", "opens a database"),
         ("for site in find_sites(captured.graph)[0]: pass", "finds where Q/DQ can go"),
         ("job = Job.model_validate(yaml.safe_load(path.read_text()))", "makes a job"),

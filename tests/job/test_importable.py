@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
-from trtpipe.job.importable import on_path
+import pytest
+
+from trtpipe.job.importable import find_module, missing, on_path
 
 
 def test_the_path_is_as_it_was_in_the_order_it_was(tmp_path, monkeypatch):
@@ -15,3 +18,22 @@ def test_the_path_is_as_it_was_in_the_order_it_was(tmp_path, monkeypatch):
     with on_path(tmp_path / "other"):
         assert sys.path == [str(tmp_path / "other"), *before, str(tmp_path)]
     assert sys.path == before
+
+
+@pytest.mark.parametrize("layout", ["".join(x) for depth in (1, 2, 3) for x in itertools.product("pn", repeat=depth)])
+def test_a_module_in_folders_of_any_kind_is_found(layout, tmp_path):
+    """`p` is a package, `n` a folder without __init__.py; none of them has been imported."""
+    folder = tmp_path
+    for kind in layout:
+        folder = folder / f"part_{kind}"
+        folder.mkdir()
+        if kind == "p":
+            (folder / "__init__.py").touch()
+    (folder / "net.py").write_text("def net(): ...\n")
+    module = ".".join([*(f"part_{kind}" for kind in layout), "net"])
+    found = find_module(module, (tmp_path,))
+    assert found is not None
+    assert found.origin == str(folder / "net.py")
+    assert missing(f"{module}:net", (tmp_path,)) is None
+    assert missing(f"{module}:nothing", (tmp_path,)) is not None
+    assert missing(f"{module}er:net", (tmp_path,)) is not None

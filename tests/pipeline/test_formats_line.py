@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 import pytest
 
+import trtpipe
 from trtpipe.api import build, calibrate
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
@@ -72,6 +74,47 @@ def write(folder, name, precision, *, calibration=TABLE, build="{}", cosine_min=
     return path
 
 
+FAKED = """
+
+def fq():
+    from tests.support.quantized_nets import Quantized, fake
+
+    torch.manual_seed(0)
+    network = Quantized(torch.nn.Linear(64, 48), fake(), fake(channels=True))
+    network(torch.randn(8, 8, 64))
+    return network.eval()
+"""
+FAKED_JOB = """
+name: {name}
+model: {{factory: "formatnet:fq", quantized: true}}
+inputs: {{x: {{shape: [N, 8, 64], N: {{min: 1, opt: 4, max: 8}}}}}}
+outputs: {{y: {{}}}}
+precision: {precision}
+{calibration}
+build: {{compute_capability: ["12.0"]}}
+check: {{arrays: x.npy, limits: {{sqnr_db_min: 10}}}}
+"""
+
+
+def test_the_scales_that_a_model_came_with_serve_every_format(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((8, 8, 64), np.float32))
+    (tmp_path / "formatnet.py").write_text(MODULE + FAKED)
+    monkeypatch.delitem(sys.modules, "formatnet", raising=False)
+
+    def job(name, precision, calibration=""):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(FAKED_JOB.format(name=name, precision=precision, calibration=calibration))
+        return path
+
+    calibrate(job("given", "{int8_mode: true}")).save(tmp_path / "given.json")
+    for name, modes in (("i", "int8_mode"), ("f", "fp8_mode"), ("b", "int8_mode: true, fp8_mode"), ("n", "nvfp4_mode")):
+        path = job(name, f"{{{modes}: true}}", "calibration: {table: given.json, recalibrate: true}")
+        built = build(path, tmp_path / "out")
+        formats = {layer.precision for layer in built.bundle.manifest.layers} - {"fp16", "fp32"}
+        assert formats == {{"i": "int8", "n": "nvfp4"}.get(name, "fp8")}
+        assert [m.passed for m in built.report.metrics if m.limit is not None] == [True]
+
+
 def device(compute_capability):
     return Device("linux", "x86_64", {"tensorrt_rtx": "1.7.1.116"}, compute_capability, "a GPU")
 
@@ -101,6 +144,9 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
     assert manifest.engine.minimum_compute_capability == floor
     assert {layer.precision for layer in manifest.layers} - {"fp16", "fp32"} == formats
     assert ("NVFP4 dequantized to the same numbers" in built.report.runner) == (name == "nvfp4")
+    with trtpipe.load(built.bundle.path, graph=True) as opened:
+        said = f"executed by {built.report.runner}"
+        assert (said in opened.notes) == (name == "nvfp4")
     note = f"portable engine: its number formats need compute capability {floor} or later, not Ampere's 8.0"
     assert (note in manifest.notes) == (floor is not None)
     report = built.bundle.read("report.html").decode()

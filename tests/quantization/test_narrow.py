@@ -14,7 +14,7 @@ import torch
 from models import Attention, line, tiny
 
 from calib.audit import Audit, TensorAudit
-from calib.table import CalibrationTable
+from calib.table import CalibrationTable, given_table
 from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
@@ -384,6 +384,7 @@ def test_fp8_takes_the_exact_maximum_out_of_a_table_of_any_algorithm():
     tensors = {"a": seen(-3.0, 2.0), "b": seen(0.0, 7.5), "dead": seen(0.0, 0.0, "dead")}
     found = formats.maxima(table(tensors, {"a": 1.25, "b": 2.0, "dead": 1.0}))
     assert found == {"a": 3.0, "b": 7.5, "dead": 1.0}
+    assert formats.maxima(given_table({"a": 1.25}, {})) == {"a": 1.25}  # nothing more is known of those
 
 
 @pytest.mark.parametrize("modes", [FP8, BOTH, INT4], ids=lambda m: m.title)

@@ -48,12 +48,12 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
-    """The spec of a module, searched in `folders` and then where Python would; nothing is imported or executed."""
+    """The spec of a module, searched in `folders` and then where Python would; nothing is imported or executed. Its
+    name is the last part of the module's."""
     where: list[str] | None = [*map(str, folders), *(p or "." for p in sys.path)]
     spec: ModuleSpec | None = None
-    parts = name.split(".")
-    for i in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: i + 1]), where)
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, where)  # by its full name, a namespace package asks for its imported parent
         if spec is None:
             return None
         where = list(spec.submodule_search_locations or ())

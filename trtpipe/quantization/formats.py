@@ -74,12 +74,12 @@ def maxima(table: CalibrationTable) -> dict[str, float]:
 
     FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8.
     With corrections the table's audit is of the corrected model: what scales its tensors is followed by a second pass
-    over all samples, and thresholds, levels and biases are read by INT8 alone.
+    over all samples, and thresholds, levels and biases are read by INT8 alone. Of a table of given scales the
+    thresholds are all that is known.
     """
-    seen = table.audit.tensors
+    live = {key: seen for key, seen in table.audit.tensors.items() if seen.state != "dead"}
     return {
-        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high))
-        for key, amax in table.amax.items()
+        key: max(abs(live[key].low), abs(live[key].high)) if key in live else amax for key, amax in table.amax.items()
     }
 
 

@@ -83,6 +83,7 @@ class OrtRunner:
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
+            self.notes = (f"executed by {self.name}",) if "," in self.name else ()
         if optimization != "none":
             _require_optimizable(model if isinstance(model, bytes) else Path(model).read_bytes(), optimization)
         options = onnxruntime.SessionOptions()

@@ -22,6 +22,7 @@ def rank(name: str) -> int:
 
 _READ_AS = {
     NAMES["file"]: "{}, read by the job's code,",
+    NAMES["journal"]: "{}, beside a database that the job's code reads,",
     NAMES["folder"]: "the list of files in {}",
     NAMES["presence"]: "whether the job's code finds {}",
     NAMES["status"]: "the size or time of {}, asked for by the job's code,",

@@ -8,23 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import multiprocessing.process
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 Opened = Callable[[object], None]
-#: Functions that open files in native code, by module: the position of the path among their arguments.
-_NATIVE: Mapping[str, Mapping[str, int]] = {
-    "safetensors": {"safe_open": 0},
-    "torch": {"from_file": 0, "UntypedStorage.from_file": 0},
-    "torch._C": {"PyTorchFileReader": 0, "import_ir_module": 1},
-    "torchvision.io.video": {"read_video": 0},
-    "cv2": {"imread": 0},
-    "PIL._imagingft": {"getfont": 0},
-}
 
+
+class _Paths(NamedTuple):
+    """Where paths are among a function's arguments (those with names may all be some), and what it adds to them."""
+
+    at: tuple[int, ...] = (0,)
+    endings: tuple[str, ...] = ("",)
+
+    def of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[object]:
+        """The paths that a call is given."""
+        for given in (*(args[k] for k in self.at if k < len(args)), *kwargs.values()):
+            if isinstance(given, (str, bytes, os.PathLike)):
+                yield from (os.fsdecode(given) + ending for ending in self.endings)
+
+
+#: Functions that open files in native code, by module.
+_NATIVE: Mapping[str, Mapping[str, _Paths]] = {
+    "safetensors": {"safe_open": _Paths()},
+    "torch": {"from_file": _Paths(), "UntypedStorage.from_file": _Paths()},
+    "torch._C": {"PyTorchFileReader": _Paths(), "import_ir_module": _Paths((1,))},
+    "torchvision.io.video": {"read_video": _Paths()},
+    "cv2": {"imread": _Paths()},
+    "PIL._imagingft": {"getfont": _Paths()},
+    "PIL._imagingcms": {"profile_open": _Paths()},
+    "ssl": {"SSLContext.load_verify_locations": _Paths((1, 2)), "SSLContext.load_cert_chain": _Paths((1, 2))},
+    "_gdbm": {"open": _Paths()},
+    "_dbm": {"open": _Paths(endings=("", ".db", ".dir", ".pag"))},
+}
 
 #: Namespaces of PyTorch's own operators, whose text names no file.
 TORCHS = frozenset(
@@ -92,7 +112,7 @@ def wrap(opened: Opened, started: Callable[[str], None]) -> None:
     for module, functions in _NATIVE.items():
         if _not_loaded(module) or (module.startswith("torch.") and _not_loaded("torch")):  # it documents itself
             continue
-        for dotted, position in functions.items():
+        for dotted, paths in functions.items():
             holder: object = sys.modules[module]
             *outer, name = dotted.split(".")
             for part in outer:
@@ -101,17 +121,18 @@ def wrap(opened: Opened, started: Callable[[str], None]) -> None:
             if found is None or getattr(found, "_trtpipe_records", False):
                 continue
             record = _recorded_type if isinstance(found, type) else _recorded
-            wrapped = record(found, position, opened)
+            wrapped = record(found, paths, opened)
             if outer:
-                setattr(holder, name, staticmethod(wrapped))
+                setattr(holder, name, wrapped if inspect.ismethoddescriptor(found) else staticmethod(wrapped))
                 continue
-            for other in list(sys.modules.values()):
-                if getattr(other, "__dict__", {}).get(name) is found:
-                    setattr(other, name, wrapped)
+            replace_everywhere(name, found, wrapped)
 
 
-def _argument(position: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    return args[position] if len(args) > position else next(iter(kwargs.values()), None)
+def replace_everywhere(name: str, found: object, wrapped: object) -> None:
+    """Replace what modules hold by a name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is found:
+            setattr(module, name, wrapped)
 
 
 def _noted_start(start: Callable[..., None], started: Callable[[str], None]) -> Callable[..., None]:
@@ -126,24 +147,26 @@ def _noted_start(start: Callable[..., None], started: Callable[[str], None]) -> 
     return noted
 
 
-def _recorded(function: Callable[..., object], position: int, opened: Opened) -> Callable[..., object]:
+def _recorded(function: Callable[..., object], paths: _Paths, opened: Opened) -> Callable[..., object]:
     @functools.wraps(function, updated=())
     def wrapped(*args: object, **kwargs: object) -> object:
-        opened(_argument(position, args, kwargs))
+        for path in paths.of(args, kwargs):
+            opened(path)
         return function(*args, **kwargs)
 
     wrapped._trtpipe_records = True  # type: ignore[attr-defined]
     return wrapped
 
 
-def _recorded_type(wrapped: type, position: int, opened: Opened) -> type:
+def _recorded_type(wrapped: type, paths: _Paths, opened: Opened) -> type:
     """A type that makes instances of `wrapped`, of which they are instances too, and says so."""
 
     class Recorded(type):
         _trtpipe_records = True
 
         def __call__(cls, *args: object, **kwargs: object) -> object:
-            opened(_argument(position, args, kwargs))
+            for path in paths.of(args, kwargs):
+                opened(path)
             return wrapped(*args, **kwargs)
 
         def __instancecheck__(cls, instance: object) -> bool:

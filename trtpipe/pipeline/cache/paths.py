@@ -39,6 +39,15 @@ def is_packages(path: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 
 
+def stamp_of(path: str) -> list[int] | None:
+    """Size, time of modification in ns and inode of what is at a path; None where nothing is."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
 def _systems(path: str) -> bool:
     """Whether a path is Python's or the system's: a RAM disk, and drives that a desktop has mounted, are the user's."""
     return path.startswith(_SYSTEM) and not path.startswith(_USERS)

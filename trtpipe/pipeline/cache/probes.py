@@ -21,7 +21,7 @@ from typing import Any
 
 from trtpipe.pipeline.cache.paths import is_packages
 
-_ASKING = ("stat", "lstat", "access", "readlink")
+_ASKING = ("stat", "lstat", "fstat", "access", "readlink")
 #: Callers in the standard library that hand on what `stat` says of size and times; others ask what is there.
 _STATUS = frozenset({"getsize", "getmtime", "getctime", "stat", "lstat"})
 #: Callers there that only ask what is there, by `stat` too.
@@ -75,7 +75,7 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
         @functools.wraps(original)
         def listed(path: object = ".") -> object:
             found = original(path)
-            if not _is_asked_by(sys._getframe(1), is_own):  # os.walk and the like ask entries what they are
+            if not is_asked_by(sys._getframe(1), is_own):  # os.walk and the like ask entries what they are
                 return found
             return _Listing(found, functools.partial(tell, "status"), path)
 
@@ -152,13 +152,18 @@ class _Entry:
         return status
 
 
-def _is_asked_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
+def is_asked_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
     """Whether the caller itself is code of the job's own; code from a string belongs to whoever runs it."""
     while frame is not None and (source := frame.f_code.co_filename).startswith("<"):
         if source.startswith("<frozen"):
             return False
         frame = frame.f_back
     return frame is not None and not source.startswith(_STDLIB) and is_own(source)
+
+
+def is_called_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
+    """Whether code of the job's own calls what runs in `frame`, itself or through the standard library."""
+    return _kind(frame, is_own) is not None
 
 
 def _kind(frame: FrameType | None, is_own: Callable[[str], bool]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,17 +23,18 @@ _KIND = "reads"
 WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
 
 
-Kind = Literal["file", "folder", "presence", "status", "attributes", "place"]
+Kind = Literal["file", "journal", "folder", "presence", "status", "attributes", "place"]
 #: What the ingredient of each kind is called.
 NAMES: Mapping[Kind, str] = {
-    "file": "read", "folder": "listing", "presence": "presence", "status": "status", "attributes": "attributes",
-    "place": "place",
+    "file": "read", "journal": "journal", "folder": "listing", "presence": "presence", "status": "status",
+    "attributes": "attributes", "place": "place",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
 class Read:
-    """A file that was opened, a folder that was listed, or a path that was only asked for: whether it is there
+    """A file that was opened, a folder that was listed (the names in it, and what each is), a database's file of what
+    is not in it yet ("journal"; an empty one is none), or a path that was only asked for: whether it is there
     ("presence"), its size and times too ("status"), or its extended attributes ("attributes"). `path` is relative to
     the job's folder, or absolute.
 
@@ -56,8 +56,11 @@ class Read:
             if self.kind == "place":
                 return os.path.relpath(os.getcwd(), folder)
             if self.kind == "folder":
-                names = sorted(n for n in os.listdir(path) if n != "__pycache__")
-                return hashlib.sha256("\n".join(names).encode()).hexdigest()
+                with os.scandir(path) as found:
+                    listed = [[e.name, _what(e.path)] for e in found if e.name != "__pycache__"]
+                return json_digest(sorted(listed))
+            if self.kind == "journal" and not os.path.getsize(path):  # as good as none
+                return ABSENT
             if self.kind == "attributes":
                 named = [[n, os.getxattr(path, n).hex()] for n in sorted(os.listxattr(path))]
                 return json_digest(named)
@@ -74,7 +77,7 @@ class Read:
     def _asked(self, path: str, folder: Path) -> str:
         if not os.path.lexists(path):
             return ABSENT
-        what = "a folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a broken link"
+        what = _what(path)
         real = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
         what += "" if real == os.path.relpath(path, folder) else f" at {real}"
         if self.kind == "presence" or not os.path.exists(path):
@@ -94,6 +97,12 @@ class Read:
             if kind == given:
                 return Read(kind, path)
         raise ValueError(f"kind must be {', '.join(NAMES)} (got {given!r})")
+
+
+def _what(path: str) -> str:
+    """What is there, with the word "link" where it is one."""
+    what = "a folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a broken link"
+    return f"a link to {what}" if os.path.islink(path) and os.path.exists(path) else what
 
 
 #: That code named a path from the current folder.

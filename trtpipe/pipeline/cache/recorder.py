@@ -3,36 +3,36 @@
 A factory, a transform or a data callable may open anything. CPython raises an audit event for each file opened and each
 folder listed through it (PEP 578), in the process itself and in workers forked from it, whose events come through the
 same file. Files that libraries open in native code (safetensors, `torch.from_file`, `torch.jit.load`, torchvision's
-decoders) raise none; those calls are wrapped (`native`), and so is `os.stat` (`probes`). What native code of other
-libraries opens is not seen, nor is what comes over the network or from another process that was not forked; all of that
-is noted.
+decoders, Pillow's fonts and colour profiles, SQLite) raise none; those calls are wrapped (`native`, `databases`), and
+so is `os.stat` (`probes`). What native code of other libraries opens is not seen, nor is what comes over the network or
+from another process that was not forked; all of that is noted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import os
 import secrets
-import sys
 import tempfile
-import threading
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
-from trtpipe.pipeline.cache.callers import is_from_users_code, is_package_import
-from trtpipe.pipeline.cache.native import operators_watched, wrap
-from trtpipe.pipeline.cache.paths import FilePath, is_own, path_of
-from trtpipe.pipeline.cache.probes import watched
+from trtpipe.pipeline.cache.events import heard_by
+from trtpipe.pipeline.cache.paths import FilePath, stamp_of
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
-from trtpipe.pipeline.cache.shadows import looked_for
-from trtpipe.pipeline.cache.variables import SOME, variables_watched
+from trtpipe.pipeline.cache.variables import SOME
 
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: What happened that may have read something, by kind of event: what stands between "the job's code" and "is not
+#: watched".
+_UNSEEN = {
+    "network": "opened a network connection ({}): what came over it",
+    "program": "ran {}: what that program read",
+    "operator": "called {}: what that operator read",
+    "process": "started a process ({}): what that process read",
+    "library": "loaded {}: what its native code reads",
+}
 
 
 class Recorder:
@@ -54,25 +54,18 @@ class Recorder:
         self._watch = contextlib.ExitStack()
 
     def __enter__(self) -> Recorder:
-        global _active
         if self._depth == 0:
-            _install()
             if self._log is None:
                 self._log = _unnamed_file()
-            _active = self
-            self._watch.enter_context(watched(_asked, is_own, _Unheard()))
-            self._watch.enter_context(operators_watched(_operator))
-            self._watch.enter_context(variables_watched(_variable))
+            self._watch.enter_context(heard_by(self))
         self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _active
         self._depth -= 1
         if self._depth == 0:
-            _active = None
             self._watch.close()
 
     def close(self) -> None:
@@ -107,7 +100,7 @@ class Recorder:
         for kind, path, stamp, _ in events:
             if kind == "file" and path not in written:
                 first.setdefault(path, stamp)
-        return tuple(sorted(p for p, stamp in first.items() if self.counts(p) and _stamp(p) != stamp))
+        return tuple(sorted(p for p, stamp in first.items() if self.counts(p) and stamp_of(p) != stamp))
 
     @property
     def written(self) -> frozenset[str]:
@@ -141,14 +134,8 @@ class Recorder:
         for kind, path, _, relative in events:
             if kind == "variable":
                 variables.add(path)
-            elif kind == "network":
-                notes.append(f"the job's code opened a network connection ({path}): what came over it is not watched")
-            elif kind == "program":
-                notes.append(f"the job's code ran {path}: what that program read is not watched")
-            elif kind == "operator":
-                notes.append(f"the job's code called {path}: what that operator read is not watched")
-            elif kind == "process":
-                notes.append(f"the job's code started a process ({path}): what that process read is not watched")
+            elif kind in _UNSEEN:
+                notes.append(f"the job's code {_UNSEEN[kind].format(path)} is not watched")
             elif kind != "write" and self.counts(path):
                 asked = kind not in ("file", "folder")
                 if asked and _holds(path, self._folder):  # where the job is; `resolve` asks for each folder above it
@@ -179,213 +166,6 @@ class Recording:
 
     def __init__(self) -> None:
         self.reads = Reads()
-
-
-_active: Recorder | None = None
-_installed = False
-_busy = threading.local()
-
-
-class _Unheard:
-    """Inside, this thread's audit events do not count."""
-
-    def __enter__(self) -> None:
-        _busy.yes = True
-
-    def __exit__(self, *_: object) -> None:
-        _busy.yes = False
-
-
-def _install() -> None:
-    """Add the audit hook, once a process, as it cannot be removed. It returns at once while nothing records."""
-    global _installed
-    if not _installed:
-        _installed = True
-        sys.addaudithook(_audit_hook)
-        for name in ("torch", "safetensors", "PIL.ImageFont"):  # wrapped before the job's code runs
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-    wrap(_named, _started)
-
-
-def _audit_hook(event: str, args: tuple[object, ...]) -> None:
-    """Handle an audit event; this must not raise."""
-    recorder = _active
-    if recorder is None or event not in _HANDLERS or getattr(_busy, "yes", False):
-        return
-    if event in _LISTINGS and sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _IMPORTERS:
-        return
-    if event in _READING and is_package_import():
-        return
-    with _Unheard():
-        try:
-            _HANDLERS[event](recorder, args)
-        except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
-            recorder.log("program", f"something whose event {event} could not be read")
-
-
-def _opened(recorder: Recorder, args: Sequence[object]) -> None:
-    path, mode, flags = args[0], args[1], args[2]
-    name = path_of(path)
-    if name is None:
-        return
-    writes = isinstance(mode, str) and any(c in mode for c in "wax+")
-    reads = not writes or (isinstance(mode, str) and "+" in mode and "w" not in mode)
-    if mode is None and isinstance(flags, int):
-        writes = bool(flags & _WRITES)  # what is made by opening it has nothing to read
-        reads = not writes or (flags & os.O_ACCMODE == os.O_RDWR and not flags & os.O_TRUNC and os.path.exists(name))
-    if writes:
-        recorder.log("write", name)
-    if reads:
-        _file(recorder, name)
-
-
-def _file(recorder: Recorder, name: str) -> None:
-    if name.endswith(".pyc"):
-        with contextlib.suppress(ValueError):
-            name = importlib.util.source_from_cache(name)
-    recorder.log("file", name, _stamp(name))
-    if name.endswith(".py") and recorder.counts(name):  # where sources that are ingredients are found is known anyhow
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == __name__:
-            frame = frame.f_back
-        for path in filter(None, map(path_of, looked_for(name, frame))):
-            recorder.log("presence", path)
-
-
-def _listed(recorder: Recorder, args: Sequence[object]) -> None:
-    given = "." if args[0] is None else args[0]
-    name = path_of(_behind(given) if isinstance(given, int) else given)
-    if name is not None:
-        recorder.log("folder", name)
-
-
-def _made(recorder: Recorder, args: Sequence[object]) -> None:
-    if (name := path_of(args[0])) is not None:
-        recorder.log("write", name)
-
-
-def _behind(descriptor: int) -> str:
-    """The path of an open folder."""
-    return os.readlink(f"/proc/self/fd/{descriptor}")
-
-
-def _asked(kind: str, path: object, beside: int | None) -> None:
-    """A question that `probes` saw; nothing may be raised from here."""
-    recorder = _active
-    if recorder is None or getattr(_busy, "yes", False):
-        return
-    with _Unheard():
-        try:
-            if beside is not None and isinstance(path, (str, os.PathLike)):
-                path = os.path.join(_behind(beside), path)
-            name = path_of(path)
-            if name is not None and kind == "file":
-                _file(recorder, name)
-            elif name is not None:
-                recorder.log(kind, name)
-        except Exception:  # noqa: BLE001  # it would fail the user's own call
-            recorder.log("program", f"something whose question for {path!r} could not be read")
-
-
-def _variable(name: str) -> None:
-    if _active is not None:
-        _active.log("variable", name)
-
-
-def _attributes(recorder: Recorder, args: Sequence[object]) -> None:
-    name = path_of(_behind(args[0]) if isinstance(args[0], int) else args[0])
-    if name is not None:
-        recorder.log("attributes", name)
-
-
-def _connected(recorder: Recorder, args: Sequence[object]) -> None:
-    address = args[1]
-    if isinstance(address, tuple):  # others are sockets of this machine
-        recorder.log("network", f"{address[0]}:{address[1]}")
-
-
-def _ran(recorder: Recorder, args: Sequence[object]) -> None:
-    if is_from_users_code():
-        given = args[1] if len(args) > 1 and args[1] else args[0]
-        first = given[0] if isinstance(given, (list, tuple)) and given else given
-        named = os.path.basename(os.fsdecode(first)) if isinstance(first, (str, bytes, os.PathLike)) else "a program"
-        recorder.log("program", named)
-
-
-def _library(recorder: Recorder, args: Sequence[object]) -> None:
-    name = path_of(args[0])
-    if name is not None and os.path.isfile(name):
-        _file(recorder, name)
-
-
-def _named(path: object) -> None:
-    """A file that native code is about to open."""
-    name = None if _active is None else path_of(path)
-    if _active is not None and name is not None and os.path.exists(name):
-        _file(_active, name)
-
-
-@contextlib.contextmanager
-def _operator(operator: str, text: str) -> Iterator[None]:
-    """While an operator of a library runs with this text: a file that it leaves as it was, it has read."""
-    recorder, before = _active, _stamp(text)
-    try:
-        yield
-    finally:
-        name = None if recorder is None else path_of(text)
-        if recorder is not None and name is not None:
-            if _stamp(text) != before:
-                recorder.log("write", name)
-            elif before is not None and os.path.isfile(text):
-                recorder.log("file", name, before)
-            elif is_from_users_code():
-                recorder.log("operator", f"{operator} with {text!r}")
-
-
-def _started(method: str) -> None:
-    if _active is not None and is_from_users_code():
-        _active.log("process", f"multiprocessing, {method}")
-
-
-def _database(recorder: Recorder, args: Sequence[object]) -> None:
-    given = args[0]
-    if isinstance(given, str) and given.startswith("file:"):
-        given = urllib.parse.unquote(urllib.parse.urlsplit(given).path)
-    _library(recorder, [given])
-
-
-_HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
-    "open": _opened,
-    "os.listdir": _listed,
-    "os.scandir": _listed,
-    "socket.connect": _connected,
-    "subprocess.Popen": _ran,
-    "os.system": _ran,
-    "os.posix_spawn": _ran,
-    "os.mkdir": _made,
-    "os.getxattr": _attributes,
-    "os.listxattr": _attributes,
-    "ctypes.dlopen": _library,
-    "sqlite3.connect": _database,
-    "import": lambda recorder, args: wrap(_named, _started),
-}
-
-
-_LISTINGS = ("os.listdir", "os.scandir")
-_READING = (*_LISTINGS, "os.getxattr", "os.listxattr", "open", "ctypes.dlopen", "sqlite3.connect")
-#: Packages that list folders to find modules and distributions; importlib's own frozen modules by both of their names.
-_IMPORTERS = frozenset(
-    {"_frozen_importlib_external", "importlib", "importlib_metadata", "importlib_resources", "pkgutil", "zipimport"}
-)
-
-
-def _stamp(path: str) -> list[int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _unnamed_file() -> int:
