@@ -84,9 +84,11 @@ EXTRAS: Mapping[str, str] = {
 }
 #: The release of Torch-TensorRT whose arguments are known; it is for the PyTorch of the same number.
 TORCH_TENSORRT = "2.14"
+#: What installs a Jetson's TensorRT.
+JETPACKS = "apt install python3-libnvinfer"
 #: How what has no extra, or several, is installed.
 _COMMANDS: Mapping[str, str] = {
-    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
+    "tensorrt": f"pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: {JETPACKS})",
     "torch-tensorrt": f"pip install 'torch-tensorrt=={TORCH_TENSORRT}.*'",
     # It requires a release of TensorRT-RTX that cannot build INT8 convolutions, hence --no-deps.
     "torch-tensorrt-rtx": f"pip install --no-deps torch-tensorrt-rtx=={TORCH_TENSORRT}.0 dllist",

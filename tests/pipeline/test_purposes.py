@@ -110,7 +110,8 @@ def test_prepare_refuses_what_no_device_can_finish(
 #: An option of each kind that some releases have and others lack.
 SOME_RELEASES = ("refit: identical", "strip_plan: true", "weight_streaming: true", "tiling_optimization_level: fast",
                  "max_num_tactics: 4", "strict_nans: true", "hardware_compatibility: ampere_plus", "tf32: true",
-                 "editable_timing_cache: true", "runtime_platform: windows_amd64", "sparse_weights: true")  # fmt: skip
+                 "editable_timing_cache: true", "runtime_platform: windows_amd64", "sparse_weights: true",
+                 "default_device_type: dla, gpu_fallback: true")  # fmt: skip
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt_rtx"])

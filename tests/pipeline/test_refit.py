@@ -16,6 +16,7 @@ from trtpipe.cli.main import main
 from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
 from trtpipe.pipeline import refit as line
+from trtpipe.runtime.compatibility import require_fit
 from trtpipe.values import Engine, LayerPrecision, OnnxModel, TensorSpec
 
 GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
@@ -37,11 +38,11 @@ def bundle(path, *notes, **changes):
 
 @pytest.fixture
 def here(monkeypatch):
-    """A machine on which the engine's GPU is, but where nothing is executed: what was refitted."""
+    """A machine that fits the engine, but where nothing is executed: what was refitted."""
     seen = []
+    monkeypatch.setattr(line, "require_fit", lambda *_: None)
     monkeypatch.setattr(line, "refitted", lambda *given, **how: seen.append((given, how)) or PLAN + b"new")
     monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
-    monkeypatch.setattr(kits, "require_fit", lambda *_: None)
     return seen
 
 
@@ -81,7 +82,19 @@ def test_of_individual_weights_the_changed_ones_have_to_be_marked_and_the_fixed_
     assert "another" not in notes
 
 
-def test_a_stripped_engine_takes_the_weights_when_it_is_loaded(tmp_path, here):
+def test_a_whole_engine_is_refitted_where_it_fits(tmp_path, here, monkeypatch, capsys):
+    """TensorRT loads it to refit it; here there is neither that TensorRT nor a GPU."""
+    monkeypatch.setattr(line, "require_fit", require_fit)
+    bundle(tmp_path / "a")
+    kit(tmp_path / "k")
+    assert run(tmp_path) == 3
+    assert "runtime: TensorRT 10.3.0 is not installed" in capsys.readouterr().err
+    assert here == []
+
+
+def test_a_stripped_engine_takes_the_weights_when_it_is_loaded(tmp_path, here, monkeypatch):
+    """So nothing is needed of this machine."""
+    monkeypatch.setattr(line, "require_fit", require_fit)
     build = Build(target="tensorrt", refit="all", strip_plan=True)
     before = bundle(tmp_path / "a", build=build)
     kit(tmp_path / "k", build=build)

@@ -95,9 +95,9 @@ def test_without_one_nothing_is_given(tmp_path):
          "built without build.timing_cache, so tactics were timed anew"),
         ({}, {"data": plan(b"b", (10, 9, 0)), "version": "10.9.0"}, "the engine differs: version 10.3.0 then, "
          "10.9.0 now"),
-        ({}, {"data": plan(b"b"), "compute_capabilities": ("8.9",), "notes": ("timing cache given.timing: TensorRT did "
-         "not accept it, so it was begun anew", "another")}, "the engine differs: compute capability 8.7 then, 8.9 "
-         "now; timing cache given.timing: TensorRT did not accept it, so it was begun anew"),
+        ({}, {"data": plan(b"b"), "compute_capabilities": ("8.9",), "notes": ("timing cache of the bundle: TensorRT "
+         "did not accept it, so it was begun anew", "another")}, "the engine differs: compute capability 8.7 then, 8.9 "
+         "now; timing cache of the bundle: TensorRT did not accept it, so it was begun anew"),
         ({}, {"data": plan(b"b"), "options": {"optimization_level": 5}}, "the engine differs: other options "
          "(optimization_level)"),
     ],
@@ -124,6 +124,24 @@ def test_another_precision_is_said_and_not_the_graph_that_it_makes(tmp_path):
     manifest = now.manifest.model_copy(update={"files": files, "precision": precision})
     now = dataclasses.replace(now, manifest=manifest)
     assert str(compared(before, now)) == "the engine differs: another precision (fp16_mode)"
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "line"),
+    [
+        ("inputs", (dataclasses.replace(shipping.INPUT, dims={"N": shipping.DimRange(1, 8, 8)}),),
+         "other inputs, or their sizes (image)"),
+        ("outputs", (dataclasses.replace(shipping.OUTPUT, name="scores"),),
+         "other outputs, or their sizes (logits, scores)"),
+        ("build", Build(target="tensorrt", refit="all"), "other options (refit)"),
+        ("build", Build(target="tensorrt", timing_cache="elsewhere"),
+         "of the same graph and options by the same TensorRT"),
+    ],
+)  # fmt: skip
+def test_whatever_else_decides_an_engine_is_said(tmp_path, section, value, line):
+    before, now = bundle(tmp_path / "then"), bundle(tmp_path / "now", data=plan(b"b"))
+    now = dataclasses.replace(now, manifest=now.manifest.model_copy(update={section: value}))
+    assert str(compared(before, now)) == f"the engine differs: {line}"
 
 
 def test_a_kit_built_twice_on_the_command_line(tmp_path, capsys):

@@ -100,7 +100,7 @@ REFUSED = [
       "out."]),
     ({"device_types": {"stem.*": "dla"}}, INT8, TEN,
      ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). "
-      "Use implicit."]),
+      "Use implicit, and build on the device: a kit holds no calibration samples."]),
     ({"default_device_type": "dla"}, FP16, ("tensorrt", "11.2.0"),
      ["build.default_device_type: TensorRT 11.2.0 does not support DLA (got dla). Use TensorRT "
       "before 11 or TensorRT 11.4 or "

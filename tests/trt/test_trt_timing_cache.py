@@ -79,6 +79,9 @@ def test_a_cache_that_tensorrt_does_not_take_is_begun_anew_and_told(tmp_path):
     config = Config()
     _, notes = timing_cache.attach(config, path)
     assert notes == ("timing cache a.timing: TensorRT did not accept it, so it was begun anew",)
+    given = path.rename(tmp_path / timing_cache.GIVEN)
+    _, notes = timing_cache.attach(Config(), given)
+    assert notes == ("timing cache of the bundle: TensorRT did not accept it, so it was begun anew",)
     assert config.cache.letters == set()
 
 

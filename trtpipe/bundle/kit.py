@@ -22,7 +22,7 @@ MAX_GOLDEN_BYTES = 512 << 20
 
 #: The note of a bundle whose engine could not be executed where it was built.
 NOT_EXECUTED = (
-    "The engine was built from a kit where no GPU could execute it: the check is the one of the kit's graph. "
+    "No GPU could execute the engine where the kit was finished: the check is the one of the kit's graph. "
     "Run `trtpipe check` on the bundle where its GPU is."
 )
 

@@ -148,7 +148,8 @@ def finish_kit(
         key: file of trusted public keys, or None.
         sign: signs the bundle's manifest, unless the check failed.
         timing_cache: this machine's folder of timing caches.
-        compiler: makes the engine of a graph; builds it as the kit says, when None.
+        compiler: makes the engine of a graph, and asks for what it needs of the device; when None, the engine is built
+            as the kit says.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
@@ -161,7 +162,8 @@ def finish_kit(
         if (out / manifest.name).resolve() == path.resolve():
             raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         device = this_device()
-        require_fit(manifest, device)
+        if compiler is None:
+            require_fit(manifest, device)
         if why := lacking_memory(manifest.build, device):
             raise MissingError(why)  # before hours of compiling: the check executes the engine
         require_place(out / manifest.name)

@@ -10,7 +10,8 @@ from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.replay import bundle_to_replay
-from trtpipe.runtime.compatibility import admit
+from trtpipe.runtime.compatibility import admit, require_fit
+from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import not_executed_here
 from trtpipe.trt.refit import changed_weights, refitted, weight_mismatches
 from trtpipe.values import Engine
@@ -55,6 +56,9 @@ def refit(
         problems = tuple(f"{one}. Prepare it from the bundle's job." for one in (*unlike[:3], *more))
     if problems:
         raise InputError("\n".join(f"{weights}: {p}" for p in problems))
+
+    if not before.manifest.build.strip_plan:
+        require_fit(before.manifest, this_device())
 
     def engine_of(graph: OnnxModel, progress: Progress) -> Engine:
         return _engine(before, graph)

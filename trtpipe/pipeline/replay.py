@@ -71,12 +71,13 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
         )
         if old != new
     ]
-    changed = sorted(
-        name
-        for name in {*then.engine.options, *here.engine.options}
-        if then.engine.options.get(name) != here.engine.options.get(name)
-    )
+    options = [m.build.model_dump(exclude={"timing_cache"}) | dict(m.engine.options) for m in (then, here) if m.engine]
+    changed = sorted(name for name in {*options[0], *options[1]} if options[0].get(name) != options[1].get(name))
     why += [f"other options ({', '.join(changed)})"] if changed else []
+    for what in ("inputs", "outputs"):
+        old, new = ({spec.name: spec for spec in getattr(m, what)} for m in (then, here))
+        other = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        why += [f"other {what}, or their sizes ({', '.join(other)})"] if other else []
     asked, asks = then.precision.model_dump(), here.precision.model_dump()
     recast = sorted(key for key in asks if asked[key] != asks[key])
     why += [f"another precision ({', '.join(recast)})"] if recast else []

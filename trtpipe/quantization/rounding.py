@@ -1,8 +1,9 @@
 """Second-order rounding of a weight: each column's rounding error is made up for by the columns after it.
 
-Source: Frantar et al., "GPTQ" (2022), after Hassibi and Stork, "Optimal Brain Surgeon" (1992). The target is what the
-operation gives in float on float inputs; the inputs it has are the quantized ones, so that a weight also makes up for
-what quantizing them lost, as far as that is linear (Li et al., "GPTAQ", 2025).
+Source: Frantar et al., "GPTQ" (2022), after Hassibi and Stork, "Optimal Brain Surgeon" (1992), by the factor of the
+moments themselves, which gives the same levels as that of their inverse (Chee et al., "QuIP", 2023). The target is
+what the operation gives in float on float inputs; the inputs it has are the quantized ones, so that a weight also makes
+up for what quantizing them lost, as far as that is linear (Li et al., "GPTAQ", 2025).
 """
 
 from __future__ import annotations
@@ -74,25 +75,27 @@ def second_order(
     h = moments + torch.diag_embed(DAMPING * diagonal.mean(1, keepdim=True).expand_as(diagonal))
     h = h + torch.diag_embed((diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30))
     order = torch.argsort(diagonal, dim=1, descending=True)
-    h = h.gather(1, order[:, :, None].expand_as(h)).gather(2, order[:, None, :].expand_as(h))
-    factor, bad = torch.linalg.cholesky_ex(h)
-    upper, worse = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    if bool(bad.any()) or bool(worse.any()):
+    backwards = order.flip(1)
+    h = h.gather(1, backwards[:, :, None].expand_as(h)).gather(2, backwards[:, None, :].expand_as(h))
+    lower, bad = torch.linalg.cholesky_ex(h)
+    if bool(bad.any()):
         return [levels_of(w / steps[..., None]) for w, steps in zip(targets, scales, strict=True)]
+    feedback = lower.flip(1, 2)  # the upper factor of the moments, in `order`
+    feedback /= feedback.diagonal(dim1=1, dim2=2)[:, None, :].clone()
     columns = order[:, None, :].expand_as(targets[0])
-    w, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
-    levels = torch.empty_like(w)
+    wanted, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
+    levels, w = torch.empty_like(wanted), wanted.clone()
     for start in range(0, w.shape[-1], BLOCK):
         stop = min(start + BLOCK, w.shape[-1])
-        part, own = _columns_first(w[..., start:stop]), upper[:, start:stop, start:stop]
-        rounded, errors = torch.empty_like(part), torch.empty_like(part)
+        part, own = _columns_first(w[..., start:stop]), feedback[:, start:stop, start:stop]
+        rounded, errors = torch.empty_like(part), _columns_first(wanted[..., start:stop])
         for i, column in enumerate(part):
             rounded[i] = levels_of(column / steps)
-            errors[i] = (column - rounded[i] * steps) / own[:, i, i, None]
-            part[i + 1 :] -= errors[i] * own[:, i, i + 1 :].T[:, None, :, None]
+            errors[i] -= rounded[i] * steps
+            part[i + 1 :] += errors[i] * own[:, i, i + 1 :].T[:, None, :, None]
         levels[..., start:stop] = rounded.movedim(0, -1)
         for one, error in zip(w, errors.movedim(0, -1).contiguous(), strict=True):
-            one[..., stop:] -= error @ upper[:, start:stop, stop:]
+            one[..., stop:] += error @ feedback[:, start:stop, stop:]
     return [torch.empty_like(one).scatter(2, columns, one) for one in levels]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from trtpipe.packages import distributions, install_command, pip_install, versions
+from trtpipe.packages import JETPACKS, distributions, install_command, pip_install, versions
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
 
@@ -33,9 +33,9 @@ def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", 
         compute_capability: of the GPU, like "8.9"; "" where it is not known.
         jetson: whether this is a Jetson, whose TensorRT comes with JetPack.
     """
-    if jetson and target == "tensorrt_rtx":
-        return ""  # there is none for Jetsons
-    if jetson or not cuda:
+    if jetson:
+        return JETPACKS if target == "tensorrt" else ""  # there is no TensorRT-RTX for Jetsons
+    if not cuda:
         return install_command(target)
     abilities = BY_CAPABILITY.get(compute_capability)
     since, until = abilities.releases if abilities and target == "tensorrt" else ("", "")

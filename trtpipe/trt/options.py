@@ -291,7 +291,8 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
         if precision.int8_mode and not implicit and "implicit_quantization" in able:
             yield (
                 "build.quantization",
-                f"DLA must get INT8 by implicit quantization on {release} (got explicit). Use implicit.",
+                f"DLA must get INT8 by implicit quantization on {release} (got explicit). Use implicit, and build on "
+                "the device: a kit holds no calibration samples.",
             )
 
 

@@ -44,7 +44,8 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
     cache = config.create_timing_cache(_read(path))
     require_writable_file(path)
     if cache is None or not config.set_timing_cache(cache, False):
-        notes = (f"{NOTE}{path.name}: TensorRT did not accept it, so it was begun anew",)
+        which = "of the bundle" if path.name == GIVEN else path.name
+        notes = (f"{NOTE}{which}: TensorRT did not accept it, so it was begun anew",)
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
     return cache, notes

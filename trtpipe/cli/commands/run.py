@@ -81,7 +81,7 @@ def command(
     if raw and form == "csv":
         raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
     with load(bundle, key=trusted(key), graph=graph) as model:
-        for note in model.notes if not quiet else ():
+        for note in model.notes:
             console.err(f"note: {note}")
         if batch_size is not None and batch_size > model.batch[2]:
             raise InputError(
