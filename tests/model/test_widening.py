@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.corners import corner_outputs, require_corners
-from trtpipe.model.widening import NARROW
+from trtpipe.model.nodes import HALVES
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 N = {"N": DimRange(1, 4, 8)}
@@ -74,9 +74,9 @@ def test_the_graph_is_that_of_the_same_network_in_fp32(kind: str, dtype: str) ->
             part.casts = None
     loaded, captured = captured_of(network, dtype)
     nodes = captured.graph.graph.nodes
-    narrow = {n for n in nodes if isinstance(v := n.meta.get("val"), Tensor) and v.dtype in NARROW}
+    narrow = {n for n in nodes if isinstance(v := n.meta.get("val"), Tensor) and v.dtype in HALVES}
     assert all(n.op == "placeholder" or {u.op for u in n.users} == {"output"} for n in narrow), narrow
-    assert not any(t.dtype in NARROW for t in (*captured.graph.parameters(), *captured.graph.buffers()))
+    assert not any(t.dtype in HALVES for t in (*captured.graph.parameters(), *captured.graph.buffers()))
     x = torch.randn(3, 3, 8, 8, dtype=getattr(torch, dtype))
     (got,) = captured.graph(x)
     assert got.dtype == loaded.module(x)[0].dtype

@@ -115,8 +115,9 @@ def test_what_onnxruntimes_optimizer_breaks_runs_as_it_stands_and_says_so(
     said = f"with them {'it refuses the graph' if make is half_concat else f'output {name} has '}"
     assert note.startswith(f"ONNX Runtime executes each node as it stands, without graph optimizations: {said}")
     np.save(tmp_path / "x.npy", next(iter(kept.inputs.values())))
-    assert main(["run", str(tmp_path / "b"), str(tmp_path / "x.npy"), "--graph", "--raw"]) == 0
-    assert f"note: {note}\n" in capsys.readouterr().err
+    for quiet in ((), ("-q",)):
+        assert main(["run", str(tmp_path / "b"), str(tmp_path / "x.npy"), "--graph", "--raw", *quiet]) == 0
+        assert f"note: {note}\n" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "b"), "--benchmark", "--iterations", "1"]) == 0
     assert '"notes": [\n    "ONNX Runtime executes each node as it stands' in capsys.readouterr().out
     assert main(["bench", str(tmp_path / "b"), "--rounds", "1", "--json"]) == 0
