@@ -53,6 +53,14 @@ def with_engine(tmp_path: Path, target: str, inputs: Any = None, outputs: Any = 
     return Stub(bundle.path, bundle.manifest.model_copy(update=changes), bundle.manifest_bytes, None)
 
 
+def test_labels_are_a_line_each_whatever_is_in_a_name(tmp_path: Path) -> None:
+    names = ("a\nb", 'with "quotes", comma', "c\r\nd")
+    model = triton_model(shipping.bundle(tmp_path / "c", class_names=names))
+    assert model.files["labels.txt"].decode().splitlines() == ["a b", names[1], "c d"]
+    (note,) = model.notes
+    assert note == ("labels.txt has a name a line: line breaks in names are spaces there ('a\\nb', 'c\\r\\nd').")
+
+
 def test_onnx_repository(tmp_path: Path, schema: Any) -> None:
     bundle = shipping.bundle(tmp_path / "c")
     folder, model = export_triton(bundle, tmp_path / "repository")

@@ -359,6 +359,22 @@ def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_
     assert here()["exit_code"] == 0  # the new normal
 
 
+@pytest.mark.parametrize("nights_before", [1, 3, 12])
+def test_what_was_accepted_stays_normal_however_many_nights_were_better(nights_before, world, here):
+    """The trend is the median of many nights: those before the acceptance would turn it round again."""
+    for _ in range(nights_before - 1):
+        here()
+    nights.write_weights(world / "jobs/w2.safetensors", broken=True)
+    assert here(expect=1)["headline"].startswith("REGRESSION rtx")
+    assert here("--accept", "rtx")["exit_code"] == 0
+    for _ in range(4):
+        assert here()["exit_code"] == 0
+    nights.write_weights(world / "jobs/w2.safetensors")  # better, and the normal of the next night
+    assert here()["exit_code"] == 0
+    nights.write_weights(world / "jobs/w2.safetensors", broken=True)
+    assert here(expect=1)["headline"].startswith("REGRESSION rtx")
+
+
 def test_a_glob_that_accepts_nothing_is_refused(world, capsys):
     words = ["nightly", str(world / "jobs"), "-o", str(world / "o"), "--cache", str(world / "c"), "--workers", "0"]
     assert main([*words, "--accept", "rtz*", "-q"]) == 2

@@ -95,11 +95,15 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
     files = {f"1/{target}": bundle.read(source)}
     labelled = _labelled(manifest)
     if labelled:
-        files[_LABELS] = "".join(f"{name}\n" for name in manifest.class_names or ()).encode()
+        files[_LABELS] = "".join(f"{_one_line(name)}\n" for name in manifest.class_names or ()).encode()
     batch = _batch(manifest)
     notes: tuple[str, ...] = (
         () if batch else ("Triton does no batching: the batch is fixed, begins above 1 or differs between bindings.",)
     )
+    if labelled and (broken := [name for name in manifest.class_names or () if name != _one_line(name)]):
+        notes += (
+            f"{_LABELS} has a name a line: line breaks in names are spaces there ({', '.join(map(repr, broken))}).",
+        )
     if manifest.build.plugins:
         libraries = ";".join(manifest.build.plugins)
         notes += (f"Start Triton with the bundle's libraries: --backend-config=tensorrt,plugins={libraries}",)
@@ -107,6 +111,10 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
     if graph and optimization in _LEVELS:
         config += f"optimization {{\n  graph {{\n    level: {_LEVELS[optimization]}\n  }}\n}}\n"
     return TritonModel(config, files, notes)
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.splitlines())
 
 
 def export_triton(

@@ -15,6 +15,8 @@ Outcome = Literal["built", "reused", "error", "cancelled"]
 #: Those after which the bundle is there, whatever its check says.
 THERE: tuple[Outcome, ...] = ("built", "reused")
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+#: What the note of a regression that was accepted begins with.
+ACCEPTED = "accepted: "
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ class JobOutcome:
     def green(self) -> bool:
         """Whether it has a bundle that passed its check, and nothing became worse than it may."""
         return self.outcome in THERE and self.exit_code == SUCCESS and not self.regressions
+
+    @property
+    def accepted(self) -> bool:
+        """Whether regressions of it were declared the new normal: earlier figures say nothing any more."""
+        return any(note.startswith(ACCEPTED) for note in self.notes)
 
     @property
     def total_seconds(self) -> float:

@@ -96,7 +96,7 @@ def compare(
 
     Args:
         outcome: tonight's.
-        greens: the latest green ones, the latest first.
+        greens: the latest green ones, the latest first; those before one that was accepted do not count.
         limits: by figure.
     """
     if not greens or outcome.outcome not in THERE:
@@ -104,7 +104,8 @@ def compare(
     lines = []
     if outcome.exit_code == FAILED:
         lines.append("passed its check and now fails it")
-    past = [_figures(g) for g in greens]
+    since = next((i for i, green in enumerate(greens, 1) if green.accepted), len(greens))
+    past = [_figures(g) for g in greens[:since]]
     regressions = []
     for (name, output), now in _figures(outcome).items():
         earlier = [p[name, output] for p in past if (name, output) in p]

@@ -25,7 +25,7 @@ from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
-from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
+from trtpipe.nightly.outcome import ACCEPTED, JobOutcome, NightlyReport, stopped
 from trtpipe.nightly.regressions import LIMITS, compare
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, from_plain, recorded
@@ -337,7 +337,7 @@ class _Night:
         if not self.options.repeat:
             comparisons, lines = compare(outcome, greens, self.options.limits)
             if lines and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept):
-                notes = tuple(f"accepted: {line}" for line in lines)
+                notes = tuple(f"{ACCEPTED}{line}" for line in lines)
                 outcome, lines = dataclasses.replace(outcome, notes=(*outcome.notes, *notes)), ()
             outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)
         self.outcomes[outcome.name] = outcome

@@ -93,7 +93,7 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
     if explains:
-        refuse_unused(("sign", "diagnose_seconds", "resume", "limits", "accept"), "with --explain")
+        refuse_unused(("sign", "diagnose_seconds", "resume", "limits", "accept", "repeat"), "with --explain")
     if given["repeat"]:
         refuse_unused(("limits", "accept", "store", "force"), "with --repeat")
     if given["scheduler"]:
