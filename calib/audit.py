@@ -116,7 +116,7 @@ def _poor(key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percen
         return None
     return (
         f"{key}: {algorithm} leaves {audit.sqnr_db:.1f} dB of signal to noise and clips {100 * audit.clipped:.3g} % of "
-        f"the values; {best} would leave {others[best]:.1f} dB. Set calibration.algorithm: {best}."
+        f"the values; {best} would leave {others[best]:.1f} dB. Calibrate with calibration.algorithm: {best}."
     )
 
 
@@ -131,9 +131,28 @@ def data_warnings(audit: Audit) -> tuple[str, ...]:
     return _of_data(audit.tensors, audit.coverage, audit.skipped)
 
 
-def with_threshold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
-    """The audit of a tensor whose threshold was changed to `amax`; stability is of the choice before."""
-    return seen if seen.state == "dead" else _audit(halves[0] + halves[1], amax, seen.stability, seen.state)
+def with_thresholds(
+    before: Audit, amax: Mapping[str, float], counted: Mapping[str, Halves], algorithm: str, percentile: float
+) -> Audit:
+    """An audit whose thresholds in `amax` were changed to those; stability is of the choice before.
+
+    Args:
+        before: of the thresholds that `algorithm` (and `percentile`) chose, and its warnings.
+        amax: the changed ones by key.
+        counted: what was counted, by key.
+    """
+    own = {w.partition(": ")[0]: w for w in before.warnings}
+    tensors, named = {}, list[str | None]()
+    for key, seen in before.tensors.items():
+        if key not in amax or seen.state == "dead":
+            tensors[key], warning = seen, own.get(key)
+        else:
+            whole = counted[key][0] + counted[key][1]
+            tensors[key] = _audit(whole, amax[key], seen.stability, seen.state)
+            warning = _poor(key, whole, tensors[key], algorithm, percentile)
+        named.append(warning)
+    warnings = (*filter(None, named), *warnings_of(tensors, before.coverage, before.skipped))
+    return before.model_copy(update={"tensors": tensors, "warnings": warnings})
 
 
 def warnings_of(

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from calib.algorithms import PERCENTILE, Algorithm
-from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
+from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_thresholds
 from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.files import replacing
@@ -171,14 +171,10 @@ class CalibrationTable:
         Raises:
             CalibError: the table was read without its histograms.
         """
-        counted = self._counted()
-        tensors = {k: with_threshold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
-        return replace(
-            self,
-            amax={k: float(np.float32(amax.get(k, v))) for k, v in self.amax.items()},
-            audit=self.audit.model_copy(update={"tensors": tensors}),
-            corrections=corrections,
-        )
+        now = {k: float(np.float32(amax.get(k, v))) for k, v in self.amax.items()}
+        changed = {k: v for k, v in now.items() if v != self.amax[k]}
+        audit = with_thresholds(self.audit, changed, self._counted(), self.algorithm, self.percentile)
+        return replace(self, amax=now, audit=audit, corrections=corrections)
 
     def files(self, name: str) -> dict[str, bytes]:
         """What `save` writes, by file name: the histograms and corrections that are here, and the table as `name`."""

@@ -118,7 +118,7 @@ def test_a_tensor_that_its_threshold_destroys_is_named(tmp_path):
     seen = table.audit.tensors["first:input"]
     (warning,) = [w for w in table.audit.warnings if w.startswith("first:input: percentile leaves ")]
     assert f"{seen.sqnr_db:.1f} dB of signal to noise and clips {100 * seen.clipped:.3g} % of the values" in warning
-    assert warning.endswith("Set calibration.algorithm: mse.")
+    assert warning.endswith("Calibrate with calibration.algorithm: mse.")
 
 
 def test_a_threshold_that_needs_more_samples_is_named(tmp_path):

@@ -8,7 +8,9 @@ import torch
 
 from calib.algorithms import ALGORITHMS
 from calib.audit import CLIPPED, GAIN_DB, POOR_DB, Audit, choose, data_warnings, doubtful_thresholds, warnings_of
+from calib.corrections import Corrections
 from calib.observers import HistogramObserver
+from calib.table import make_table
 
 
 def counted(values: np.ndarray) -> HistogramObserver:
@@ -68,7 +70,30 @@ def test_the_warning_names_the_tensor_the_loss_and_what_to_set() -> None:
     assert warning is not None
     assert warning.startswith("net:input: percentile leaves 0.")
     assert "dB of signal to noise and clips 3 % of the values; " in warning
-    assert warning.endswith(". Set calibration.algorithm: mse.") or warning.endswith("algorithm: minmax.")
+    assert warning.endswith(". Calibrate with calibration.algorithm: mse.") or warning.endswith("algorithm: minmax.")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+def test_warnings_are_of_the_thresholds_that_a_table_has(algorithm: str, share: float) -> None:
+    """A correction moves some of them after they were chosen, up or down."""
+    seen = {name: counted(values.astype(np.float32)).halves for name, values in SHAPES.items()}
+    seen["dead"] = counted(np.zeros(4000, np.float32)).halves
+    table = make_table(seen, algorithm, 99.9, {}, {}, "", 2, 8, {"emu": 0}, ())
+    largest = {k: max(abs(t.low), abs(t.high)) for k, t in table.audit.tensors.items()}
+    moved = {k: share * largest[k] for k in sorted(SHAPES)[::2]}
+    now = table.corrected(moved, Corrections((), {})).audit
+    assert table.corrected({}, Corrections((), {})).audit == table.audit
+    clipped = [k for k, t in now.tensors.items() if t.clipped > CLIPPED]
+    assert bool(clipped) == any(" of their values clipped: " in w for w in now.warnings)
+    for key, tensor in now.tensors.items():
+        poor = [w for w in now.warnings if w.startswith(f"{key}: {algorithm} leaves ")]
+        if poor:
+            assert f"leaves {tensor.sqnr_db:.1f} dB" in poor[0]
+            assert f"clips {100 * tensor.clipped:.3g} % of" in poor[0]
+        if key in moved and tensor.sqnr_db is not None and tensor.sqnr_db > POOR_DB:
+            assert not poor
+    assert [w for w in now.warnings if "emu" in w]
 
 
 def test_warnings_are_of_the_data_or_of_thresholds() -> None:

@@ -1,5 +1,6 @@
 """Sensitivities against the converted Q/DQ graph (torchao's operations), FlopCounterMode and hand-counted work."""
 
+import dataclasses
 import math
 import re
 
@@ -14,7 +15,7 @@ from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
-from trtpipe.quantization.diagnose import blame, is_about_numbers
+from trtpipe.quantization.diagnose import blame, failed_outputs, is_about_numbers
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.precision import Keep, ScaleTypes
@@ -247,6 +248,39 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
     assert "precision.keep.fp32" in blame(some, None)
     nameless = Sensitivity((one("", 9.0), one("c", 30.0)), 32, 4, 1.0, 1.0, 0.1)
     assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
+
+
+def test_blame_is_of_the_outputs_that_miss_a_limit():
+    """A module that another output alone depends on can change nothing of them."""
+
+    def two(module, logits, aux):
+        return dataclasses.replace(one(module, min(logits, aux)), outputs_db={"logits": logits, "aux": aux})
+
+    some = Sensitivity(
+        (two("aux", math.inf, 20.7), two("head", 28.1, math.inf), two("c", 40.0, 35.0)), 8, 4, 1.0, 1.0, 0.1
+    )
+    assert blame(some, None).startswith("worst quantized modules: aux (net.py:7) 20.7 dB, then head ")
+    assert blame(some, None, {"logits"}) == (
+        "worst quantized modules: head (net.py:7) 28.1 dB, then c (net.py:7) 40.0 dB at output logits when it alone is "
+        "quantized (the median of 3: 40.0 dB). Keep the first in precision.keep.fp32, or run `trtpipe tune`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "problems", "found"),
+    [
+        (("logits",), (), {"logits"}),
+        (("logits", "aux"), (), set()),
+        ((), (), set()),
+        (("logits", ""), (), set()),
+        (("logits",), ("output aux: NaN in 3 of 4 samples",), set()),
+    ],
+)
+def test_the_outputs_that_a_limit_is_missed_of(failed, problems, found):
+    metrics = [Metric("cosine", name, 0.9, 0.95, name not in failed) for name in ("logits", "aux")]
+    metrics += [Metric("latency_ms", "", 9.0, 5.0, False)] if "" in failed else []
+    report = CheckReport("graph", "x", 1, tuple(metrics), None, False, tuple(problems))
+    assert failed_outputs(report) == found
 
 
 def test_blame_names_nobody_where_no_module_alone_changes_an_answer():

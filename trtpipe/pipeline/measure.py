@@ -18,7 +18,7 @@ from trtpipe.evaluation.limits import misses
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
-from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
+from trtpipe.quantization.diagnose import blame, diagnose, failed_outputs, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
 from trtpipe.trt.timing import TimedEngine
@@ -65,7 +65,7 @@ def explained(
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(job, report):
         half = "fp16" if job.precision.fp16_mode else None
-        report = replace(report, problems=(*report.problems, blame(diagnosis, half)))
+        report = replace(report, problems=(*report.problems, blame(diagnosis, half, failed_outputs(report))))
     return report, diagnosis
 
 

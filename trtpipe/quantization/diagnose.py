@@ -11,13 +11,13 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.limits import missed_by_both
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
-    from trtpipe.quantization.ranking import Sensitivity
+    from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
     from trtpipe.quantization.sensitivity import SampleBatch
     from trtpipe.values import Captured, CheckReport
 
@@ -112,24 +112,39 @@ def is_about_numbers(report: CheckReport) -> bool:
     return failed or any("NaN" in p for p in report.problems)
 
 
-def blame(sensitivity: Sensitivity, half: str | None) -> str:
-    """One line that names the worst modules; `half` is "fp16" where the job may keep a module in it, else None."""
-    modules = sensitivity.modules
+def failed_outputs(report: CheckReport) -> frozenset[str]:
+    """The outputs that a limit is missed of; none where it is missed of all, or of something else too."""
+    outputs = {m.output for m in report.metrics if m.output}
+    failed = {m.output for m in report.metrics if m.passed is False}
+    return frozenset(failed) if failed < outputs and not any("NaN" in p for p in report.problems) else frozenset()
+
+
+def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] = ()) -> str:
+    """One line that names the worst modules, at some of the outputs alone where these are given; `half` is "fp16" where
+    the job may keep a module in it, else None."""
+    modules: Sequence[ModuleSensitivity] = sensitivity.modules
+    if outputs:
+        modules = sorted((m.at(outputs) for m in modules), key=lambda m: m.sqnr_db)
     if modules[0].sqnr_db == math.inf:  # outputs that are classes or answers, of samples that are far from deciding
         return (
             f"{BLAME}: none. Each of {len(modules)} alone leaves the outputs of the samples that were measured as they "
             "are. Run `trtpipe tune`."
         )
-    named = [f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:NAMED]]
+    named = [
+        f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}"
+        for m in modules[:NAMED]
+        if m.sqnr_db < math.inf
+    ]
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)
     which = "the first" if modules[0].module else first
     step = "" if first is None else f" Keep {which} in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    where = f"output {', '.join(sorted(outputs))}" if outputs else "the outputs"
     measured = f"{len(modules)}"
     if sensitivity.left_out:
         measured += f" of {len(modules) + sensitivity.left_out} that there was time for"
     return (
-        f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"{BLAME}: {', then '.join(named)} at {where} when it alone is quantized "
         f"(the median of {measured}: {_db(median)}).{step}"
     )
 

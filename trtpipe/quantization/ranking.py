@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -12,6 +14,7 @@ class ModuleSensitivity:
     Attributes:
         module, source, op: its path, `file.py:line`, and its first operation.
         sqnr_db: signal to quantization noise ratio at the model's outputs, the worst of them, dB; inf: no difference.
+        outputs_db: the same of each of the model's outputs by itself, by name, but those that are zero everywhere.
         own_sqnr_db: the same at the module's own output.
         half_sqnr_db: at its own output again, computed from inputs rounded to FP16 (or BF16) instead; -inf where a
             value overflows, None when the job has no half precision.
@@ -34,6 +37,13 @@ class ModuleSensitivity:
     loss_rise: float | None = None
     fp8_sqnr_db: float | None = None
     int8_sqnr_db: float | None = None
+    outputs_db: Mapping[str, float] = field(default_factory=dict)
+
+    def at(self, outputs: Collection[str]) -> ModuleSensitivity:
+        """The same with `sqnr_db` at these outputs alone."""
+        return replace(
+            self, sqnr_db=min((v for name, v in self.outputs_db.items() if name in outputs), default=math.inf)
+        )
 
 
 @dataclass(frozen=True)

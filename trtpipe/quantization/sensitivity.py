@@ -116,12 +116,12 @@ class _Losses:
 
     def result(self, macs: int, half: torch.dtype | None) -> ModuleSensitivity:
         """The figures of the unit."""
-        used = [r.db for r in self.outputs if r.signal or r.noise]
+        used = {spec.name: r.db for spec, r in zip(self.specs, self.outputs, strict=True) if r.signal or r.noise}
         return ModuleSensitivity(
             self.unit.path,
             self.unit.source,
             self.unit.op,
-            min(used, default=math.inf),
+            min(used.values(), default=math.inf),
             self.own.db,
             None if half is None else self.half.db,
             macs,
@@ -129,6 +129,7 @@ class _Losses:
             self.loss_rise / self.labelled if self.labelled else None,
             fp8_sqnr_db=self.in_others["fp8"].db if "fp8" in self.in_others else None,
             int8_sqnr_db=self.in_others["int8"].db if "int8" in self.in_others else None,
+            outputs_db=used,
         )
 
 
