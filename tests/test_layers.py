@@ -36,7 +36,7 @@ ONLY = {
 #: and tables of what is loaded on demand.
 MAY_IMPORT_BY_NAME = {
     "calib.user_code", "trtpipe", "trtpipe.cli.main", "trtpipe.examples.networks", "trtpipe.notebook",
-    "trtpipe.pipeline.cache.recorder", "trtpipe.routes.registry", "trtpipe.routes.torch2trt.route",
+    "trtpipe.pipeline.cache.events", "trtpipe.routes.registry", "trtpipe.routes.torch2trt.route",
     "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
 }  # fmt: skip
 
