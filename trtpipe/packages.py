@@ -72,6 +72,8 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 
 #: What a job needs to be captured, calibrated and exported, whatever its target.
 CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
+#: Of these, what is judged together: which torchao goes with which torch.
+JUDGED_TOGETHER = ("torch", "torchao")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(CAPTURE, "build"),

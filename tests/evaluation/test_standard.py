@@ -211,6 +211,10 @@ def test_masks_are_integers_or_booleans_with_or_without_an_axis_of_one() -> None
     [
         ("top5", {"y": ONES}, np.zeros((4, 2)), {},
          "needs scores [S, C] and a class for each sample (got [4, 3] and [4, 2])."),
+        ("top5", {"y": ONES}, np.full(4, 3), {"k": 1},
+         "needs labels below the 3 columns of the scores (got 3). Take another output."),
+        ("top5", {"y": ONES}, np.zeros(4), {},
+         "needs a k below the 3 classes, with which any answer is right (got 5). Set `k` in args."),
         ("top5", {"y": ONES}, None, {}, "needs labels of one array (got none). See check.labels."),
         ("top5", {"y": ONES}, np.zeros(4), {"output": "z"}, "needs an output z (got y). Name another in args: output."),
         ("miou", {"y": ONES}, np.zeros((4, 3, 3), np.int64), {},

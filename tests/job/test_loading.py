@@ -172,6 +172,11 @@ def test_set_overrides_the_file(folder):
          "--set: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."),
         ("nonsense", "--set: must be SECTION.KEY=VALUE (got 'nonsense')."),
         ("a..b=1", "--set: must be SECTION.KEY=VALUE (got 'a..b=1')."),
+        ("matrix.precision=[fp16]",
+         "--set: matrix.precision: must be left to the file, which makes its jobs of it (got "
+         "'matrix.precision=[fp16]'). Edit the file."),
+        ("matrix={}", "--set: matrix: must be left to the file, which makes its jobs of it (got 'matrix={}'). Edit the "
+         "file."),
         ("check.samples=*a", "--set: check.samples: must not be an alias (got *a). Write the value out."),
     ],
 )  # fmt: skip

@@ -104,6 +104,40 @@ def test_a_script_is_advised_where_it_helps(how: str, kind: type[Exception], sai
         record_baseline(loaded, turned, 4, batch_size=2, kind="trace", progress=Silent())
 
 
+class Loops(nn.Module):
+    """Goes through its batch row by row."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.head, self.how = nn.Linear(192, 5), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(1)
+        if self.how == "index":
+            return torch.stack([self.head(rows[i]) for i in range(x.shape[0])])
+        return torch.stack([self.head(r) for r in (rows.unbind(0) if self.how == "unbind" else rows)])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["index", "unbind", "iterate"])
+def test_a_loop_over_the_batch_is_said_as_that(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace holds for one batch alone, and so would a graph."""
+    with pytest.raises(BuildError, match=r"^capture: the model fixes a dimension that the job declares as dynamic "):
+        record_baseline(nets.loaded(Loops(how)), BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    monkeypatch.setattr(baseline, "export", lambda *_: None)
+    with pytest.raises(InputError) as caught:
+        record_baseline(nets.loaded(Loops(how)), BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    got = "it gives [[2, 5]] where the model gives [[3, 5]]" if how == "index" else "RuntimeError: Expected 2 elements"
+    assert f"(got: {got}" in str(caught.value)
+    assert str(caught.value).startswith(
+        "baseline: TorchScript (trace) must hold for every size declared in inputs (got: "
+    )
+    assert str(caught.value).endswith(
+        "). The model decides by a size, as a loop over its batch does: compute all of it at once, or set model.baseline "
+        "to script."
+    )
+
+
 @pytest.mark.parametrize("classes", [1, 3, 20])
 def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: int) -> None:
     """One class would be broadcast over the others."""

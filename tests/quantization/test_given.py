@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import nets
 import pytest
 import torch
@@ -144,6 +147,31 @@ def test_an_activation_with_a_scale_for_each_channel_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         given_amax(capture(nets.loaded(Channels(), ("N", 4))))
     assert str(caught.value) == "model: an activation must have one scale (got 4). Quantize it by tensor."
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("weight", [False, True])
+def test_a_scale_that_tensorrt_does_not_take_is_refused(scale: float, weight: bool) -> None:
+    """Clamped to the smallest scale, a channel would be zero in the engine."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            of_weight = Mark((0.1, scale, 0.2), 0) if weight else Mark((0.1,), None)
+            x = mark(x, ONE if weight else Mark((scale,), None))
+            return nn.functional.linear(x, mark(self.head.weight, of_weight), self.head.bias)
+
+    captured = capture(nets.loaded(Scaled(), ("N", 4)))
+    with pytest.raises(InputError) as caught:
+        as_given(captured) if weight else given_amax(captured)
+    assert re.match(r"model: the scales of \w+ must be positive \(got ", str(caught.value))
+    assert str(caught.value).endswith(
+        f"(got {scale:g}), as TensorRT takes no other. Write a negative one positive and its integers negated, or set "
+        "calibration.recalibrate: true."
+    )
 
 
 def test_a_constant_with_a_scale_for_each_channel_is_refused() -> None:

@@ -36,11 +36,16 @@ def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | Non
     """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0).
 
     Raises:
-        Unfit: the output is no scores, or a sample has no class.
+        Unfit: the output is no scores, a sample has no class or one beyond them, or `k` are all classes.
     """
     scores, known = _one(outputs, output), _array(labels)
     if scores.ndim != 2 or known.shape != (len(scores),):
         raise Unfit(f"needs scores [S, C] and a class for each sample (got {_shape(scores)} and {_shape(known)})")
+    classes = scores.shape[1]
+    if (most := int(known.max(initial=0))) >= classes:
+        raise Unfit(f"needs labels below the {classes} columns of the scores (got {most}). Take another output")
+    if k >= classes:
+        raise Unfit(f"needs a k below the {classes} classes, with which any answer is right (got {k}). Set `k` in args")
     best = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k]
     return np.where(known < 0, np.nan, (best == known[:, None]).any(axis=1).astype(np.float64))
 

@@ -219,6 +219,10 @@ class JobFile:
         if not equals or not all(path):
             self._problems.append(Problem(None, None, None, "", violation("be SECTION.KEY=VALUE", shown(override))))
             return
+        if path[0] == "matrix":
+            what = violation("be left to the file, which makes its jobs of it", shown(override), "Edit the file.")
+            self._problems.append(Problem(None, None, None, key, what))
+            return
         if not text.strip():
             what = violation("have a value", "nothing", "Write null to go without it.")
             self._problems.append(Problem(None, None, None, key, what))

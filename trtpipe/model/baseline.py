@@ -98,10 +98,18 @@ def _recorded(
             first = first or piece
             args = sent([torch.from_numpy(piece[s.name]) for s in loaded.inputs], device)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
-                outputs = _run(loaded, module, name, _fresh(args))
+                try:
+                    outputs, failed = _run(loaded, module, name, _fresh(args)), ""
+                except Exception as error:
+                    if name != "trace":
+                        raise
+                    outputs, failed = (), str(error).strip().splitlines()[-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
-            if (shapes := [list(t.shape) for t in outputs]) != (own := [list(t.shape) for t in eager]):
+            shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
+            if name == "trace" and (failed or shapes != own):
+                raise _of_one_size(loaded, failed or f"it gives {shapes} where the model gives {own}")
+            if shapes != own:
                 raise InputError(
                     f"baseline: outputs of {name} must have the shapes that {_BESIDE[name]} gives, {own} (got "
                     f"{shapes}). Check that both are the same model."
@@ -333,6 +341,16 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
     with torch.inference_mode():
         traced: torch.nn.Module = torch.jit.trace(loaded.module, sent(example, device), check_trace=False)  # type: ignore[no-untyped-call]
         return traced
+
+
+def _of_one_size(loaded: LoadedModel, got: str) -> InputError:
+    """The error of a trace that another batch shows to hold for one size alone; BuildError where a graph cannot be
+    captured either, which says more."""
+    export(loaded.module, loaded.inputs)
+    return InputError(
+        f"baseline: TorchScript (trace) must hold for every size declared in inputs (got: {got}). The model decides by "
+        "a size, as a loop over its batch does: compute all of it at once, or set model.baseline to script."
+    )
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -64,7 +64,7 @@ def explained(
         amax, samples = {} if table is None else table.amax, prepared.check_source
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(job, report):
-        half = "fp16" if job.precision.fp16_mode else None
+        half = "fp16" if job.precision.fp16_mode else "bf16" if job.precision.bf16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half, failed_outputs(report))))
     return report, diagnosis
 

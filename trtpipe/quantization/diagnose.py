@@ -120,8 +120,8 @@ def failed_outputs(report: CheckReport) -> frozenset[str]:
 
 
 def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] = ()) -> str:
-    """One line that names the worst modules, at some of the outputs alone where these are given; `half` is "fp16" where
-    the job may keep a module in it, else None."""
+    """One line that names the worst modules, at some of the outputs alone where these are given; `half` is "fp16" or
+    "bf16" where the job may keep a module in it, else None."""
     modules: Sequence[ModuleSensitivity] = sensitivity.modules
     if outputs:
         modules = sorted((m.at(outputs) for m in modules), key=lambda m: m.sqnr_db)

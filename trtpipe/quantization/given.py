@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from trtpipe.errors import InputError
-from trtpipe.model.marks import is_marked, marks_of, without_marks
+from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.quantization.formats import INT8, SMALLEST_SCALE
@@ -25,7 +26,7 @@ def given_amax(captured: Captured) -> dict[str, float]:
         return {}
     found = {}
     for site in captured.sites:
-        scales = marks_of(site.consumer)[site.producer.name].scales
+        scales = _positive(site).scales
         if site.axis is None and len(scales) != 1:
             what = "a constant that is no weight" if is_constant(site.producer) else "an activation"
             raise InputError(
@@ -35,6 +36,23 @@ def given_amax(captured: Captured) -> dict[str, float]:
         if site.axis is None:
             found[site.group] = scales[0] * INT8.largest
     return found
+
+
+def _positive(site: Site) -> Mark:
+    """The scales of a quantized input.
+
+    Raises:
+        InputError: one is negative or not finite, which TensorRT does not take.
+    """
+    mark = marks_of(site.consumer)[site.producer.name]
+    for scale in mark.scales:
+        if not 0 <= scale < math.inf:
+            raise InputError(
+                f"{module_path(site.consumer) or 'model'}: the scales of {site.producer.name} must be positive (got "
+                f"{scale:g}), as TensorRT takes no other. Write a negative one positive and its integers negated, or "
+                "set calibration.recalibrate: true."
+            )
+    return mark
 
 
 def as_given(captured: Captured) -> Captured:
@@ -47,7 +65,7 @@ def as_given(captured: Captured) -> Captured:
     for site in captured.sites:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)
-            mark = marks_of(site.consumer)[site.producer.name]
+            mark = _positive(site)
             if len(mark.scales) > 1 and mark.axis != site.axis:
                 raise InputError(
                     f"{module_path(site.consumer) or 'model'}: a weight must have its scales by output channel, axis "

@@ -55,6 +55,8 @@ def command(
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for _, job in loaded:
             table = make_table(job, reporter)
+            for note in job.unused():
+                console.err(f"{job.name}: note: {note}")
             path = out if single else out / f"{job.name}.calibration.json"
             with naming(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
