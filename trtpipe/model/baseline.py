@@ -103,7 +103,7 @@ def _recorded(
                 except Exception as error:
                     if name != "trace":
                         raise
-                    outputs, failed = (), str(error).strip().splitlines()[-1]
+                    outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
