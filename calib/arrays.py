@@ -81,7 +81,7 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     with _readable(path):
         rows = readers[file.suffix](file, inputs)
     names = {i.name for i in inputs}
-    if rows.keys() - {LABELS} != names:
+    if rows.keys() - ({LABELS} - names) != names:
         raise CalibError(
             f"{path}: must hold the inputs {sorted(names)}, and may hold {LABELS!r} (got {sorted(rows)}). "
             f"Rename the arrays."

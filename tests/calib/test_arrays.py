@@ -41,6 +41,16 @@ def test_several_inputs_and_labels(tmp_path, kind, workers):
     assert (source.classes, source.names) == (None, ("x", "mask"))
 
 
+def test_an_input_may_be_called_labels(tmp_path):
+    """As Hugging Face's forward has it; it is then no class of a sample."""
+    path = write(tmp_path / "s.npz", {"x": DATA["x"], "labels": DATA["mask"]})
+    (batch,) = opened(path, [X, InputSpec("labels", "int64", (None,))]).batches(6)
+    assert batch.labels is None
+    assert sorted(batch.arrays["labels"][:, 0].tolist()) == DATA["mask"][:, 0].tolist()
+    with pytest.raises(CalibError, match=r"must hold the inputs \['labels', 'x'\], .* \(got \['x'\]\)"):
+        opened(write(tmp_path / "t.npz", {"x": DATA["x"]}), [X, InputSpec("labels", "int64", (None,))])
+
+
 def test_npy_feeds_one_input(tmp_path):
     np.save(tmp_path / "x.npy", DATA["x"].astype(np.float64))
     source = opened(tmp_path / "x.npy", [X])
