@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from functools import cache
 
 import hard
+import nets
 import pytest
 import torch
 from test_sensitivity import amax_of, captured_of
 from torch import nn
 
+from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
+from trtpipe.quantization import diagnose as diagnosing
 from trtpipe.quantization import sensitivity
-from trtpipe.quantization.partial import Partial
+from trtpipe.quantization.partial import Partial, value_bytes
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.sensitivity import LEAST, SampleBatch, measure_sensitivity
@@ -159,3 +162,19 @@ def test_with_time_enough_the_figures_are_those_without_a_budget(work: Work, nam
     assert [(m.module, m.sqnr_db) for m in within.modules] == [(m.module, m.sqnr_db) for m in without.modules]
     assert within.left_out == 0
     assert within.samples == SAMPLES
+
+
+@pytest.mark.parametrize("room", [0.5, 1.0, 2.5, 7.9, 100.0])
+def test_samples_at_a_time_are_what_their_values_leave_room_for(room: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All values of a batch together, as if none were let go: more than is ever alive."""
+    captured = capture(nets.residual())
+    machine, x = Partial(captured.graph), nets.images(1, 3, 8, 8)
+    alive, whole, most = machine.inputs([x]), 0, 0
+    for node in machine.nodes:
+        value = machine.step(node, alive, {})
+        if isinstance(value, torch.Tensor):
+            whole += value.nbytes
+            most = max(most, sum(v.nbytes for v in alive.values()))
+    assert most < whole == value_bytes(captured.graph)
+    monkeypatch.setattr(diagnosing, "BATCH_BYTES", int(room * whole))
+    assert diagnosing.batch_size(captured) == max(1, min(diagnosing.MOST_BATCH, int(room)))
