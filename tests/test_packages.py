@@ -142,11 +142,13 @@ def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:
 
 def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
     monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.15.0"))
-    monkeypatch.setattr(packages, "_asked", lambda: {"torchvision": SpecifierSet(">=0.21,<0.31")})
+    asked = {"torchvision": SpecifierSet(">=0.21,<0.31"), "torchao": SpecifierSet(">=0.20")}
+    monkeypatch.setattr(packages, "_asked", lambda: asked)
     assert packages.unfit("torchvision") == (
         "torchvision must be <0.31,>=0.21 (got 0.15.0). Run: pip install 'torchvision<0.31,>=0.21'"
     )
     assert packages.unfit("onnx") is None
+    assert packages.unfit("torchao") is None  # PyTorch's release decides over it: before 2.7 it is not used at all
     monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.29.2+cu130"))
     assert packages.unfit("torchvision") is None
 

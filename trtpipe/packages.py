@@ -140,11 +140,12 @@ def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
 
 def unfit(module: str) -> str | None:
     """Why the installed release of a module is none that trtpipe's own metadata asks for, and what to do; None where it
-    is, where none is installed, and where that metadata says nothing of it."""
+    is, where none is installed, and where that metadata says nothing of it or other modules decide too
+    (`JUDGED_TOGETHER`)."""
     from packaging.version import InvalidVersion
 
     installed, asked = package(module), _asked()
-    if installed is None or installed.distribution not in asked:
+    if installed is None or installed.distribution not in asked or module in JUDGED_TOGETHER:
         return None
     wanted = asked[installed.distribution]
     try:

@@ -463,8 +463,8 @@ def test_what_a_database_does_not_hold_yet_counts(tmp_path):
 @pytest.mark.parametrize(
     ("statement", "note"),
     [
-        ("sqlite3.connect(':memory:').execute(\"attach '/no' || 'where' as z\")",
-         "called SQLite's ATTACH with '/no' || 'where': what that operator read"),
+        ("sqlite3.connect(':memory:').execute(\"attach ':mem' || 'ory:' as z\")",
+         "called SQLite's ATTACH with ':mem' || 'ory:': what that operator read"),
         ("ctypes.CDLL('libc.so.6')", "loaded libc.so.6: what its native code reads"),
         ("ctypes.CDLL(None)", "loaded the process's own libraries: what its native code reads"),
     ],

@@ -26,16 +26,7 @@ from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import (
-    CAPTURE,
-    EXTRAS,
-    JUDGED_TOGETHER,
-    cuda_major,
-    install_command,
-    not_installed,
-    unfit,
-    unimportable,
-)
+from trtpipe.packages import CAPTURE, EXTRAS, cuda_major, install_command, not_installed, unfit, unimportable
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
@@ -264,7 +255,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     for option, name in needed:
         if package_version(name) is None:
             absent.setdefault(option, []).append(name)
-        elif name not in JUDGED_TOGETHER and (wrong := unfit(name)):
+        elif wrong := unfit(name):
             yield option, wrong
     for option, names in absent.items():
         yield option, not_installed(*names)

@@ -22,7 +22,6 @@ from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
     CAPTURE,
-    JUDGED_TOGETHER,
     TORCH_TENSORRT,
     broken,
     cuda_major,
@@ -169,8 +168,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
     missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
-    others = (name for name in CAPTURE if name not in JUDGED_TOGETHER)
-    wrong = wrong or next(filter(None, map(unfit, others)), None)
+    wrong = wrong or next(filter(None, map(unfit, CAPTURE)), None)
     reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
     why, _, command = reason.partition(" Run: ")
     return _ability(
