@@ -267,6 +267,12 @@ def test_a_plugins_content_counts_from_the_graph_on(folder):
     assert changed(other, same) == set()
 
 
+def test_a_module_of_several_callables_is_said_once():
+    parts = {f"{what}source net": "1" for what in ("", "check ", "calibration ")} | {"weights": "2"}
+    now = Ingredients({name: value + "0" for name, value in parts.items()})
+    assert now.changes(parts) == ("weights changed", "source of net changed")
+
+
 @pytest.mark.parametrize("lost", [(), ("read a.pt",), ("read a.pt", "listing data")])
 @pytest.mark.parametrize("changed", [(), ("source net",), ("weights", "source net")])
 def test_files_whose_reading_is_unknown_are_no_reason_by_themselves(lost, changed):

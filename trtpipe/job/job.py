@@ -45,7 +45,11 @@ class Job(Section):
         description="the input bindings by name, in the model's order; tensors within one argument (a dict, list or "
         "tuple) by their paths, as batch.image or pair.0",
     )
-    outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
+    outputs: dict[str, Output] = Field(
+        min_length=1,
+        description="the output bindings by name, in the model's order; where that names its outputs itself (a dict, a "
+        "dataclass, an ONNX file), those of these names, and the others are left out",
+    )
     precision: Precision = Precision()
     calibration: Calibration | None = None
     build: Build = Build()

@@ -73,9 +73,11 @@ class Ingredients:
         return Ingredients({n: v for n, v in self.parts.items() if not is_read(n)})
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
-        """What differs from `before`, as a report says it; digests are not shown, settings and versions are."""
+        """What differs from `before`, as a report says it, each once (a source may be of several callables); digests
+        are not shown, settings and versions are."""
         names = sorted({*self.parts, *before}, key=lambda n: (rank(n), n))
-        return tuple(change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
+        changed = [n for n in names if before.get(n) != self.parts.get(n)]
+        return tuple(dict.fromkeys(change(n, before.get(n), self.parts.get(n)) for n in changed))
 
     def reasons(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """`changes` as reasons to build: of files that the code read before, and of which it is not known whether it
