@@ -199,10 +199,12 @@ def _imported(recorder: Log, args: Sequence[object]) -> None:
 
 
 def _named(path: object) -> None:
-    """A file that native code is about to open."""
+    """A file that native code is about to open, or a folder whose files it may."""
     name = None if _active is None else path_of(path)
     if _active is not None and name is not None and os.path.exists(name):
-        _file(_active, name)
+        inside = os.listdir(name) if os.path.isdir(name) else ()
+        for file in [os.path.join(name, n) for n in inside] or [name]:
+            _file(_active, file)
 
 
 @contextlib.contextmanager

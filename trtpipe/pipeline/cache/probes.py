@@ -75,7 +75,7 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
         @functools.wraps(original)
         def listed(path: object = ".") -> object:
             found = original(path)
-            if not is_asked_by(sys._getframe(1), is_own):  # os.walk and the like ask entries what they are
+            if not _is_asked_by(sys._getframe(1), is_own):  # os.walk and the like ask entries what they are
                 return found
             return _Listing(found, functools.partial(tell, "status"), path)
 
@@ -152,7 +152,7 @@ class _Entry:
         return status
 
 
-def is_asked_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
+def _is_asked_by(frame: FrameType | None, is_own: Callable[[str], bool]) -> bool:
     """Whether the caller itself is code of the job's own; code from a string belongs to whoever runs it."""
     while frame is not None and (source := frame.f_code.co_filename).startswith("<"):
         if source.startswith("<frozen"):
