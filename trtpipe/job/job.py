@@ -48,7 +48,7 @@ class Job(Section):
     outputs: dict[str, Output] = Field(
         min_length=1,
         description="the output bindings by name, in the model's order; where that names its outputs itself (a dict, a "
-        "dataclass, an ONNX file), those of these names, and the others are left out",
+        "dataclass, an ONNX model), those of these names, and the others are left out",
     )
     precision: Precision = Precision()
     calibration: Calibration | None = None
