@@ -13,7 +13,7 @@ RESULTS ?= benchmarks/results
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU, another checkout, the zoo or arguments, and what writes a file of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py build_time.py calibrators.py fetch_zoo.py fp8.py fp8_emulation.py peers.py \
+	accuracy.py accuracy_page.py build_time.py calibrators.py fetch_zoo.py devices.py engines.py fp8.py fp8_emulation.py peers.py \
 	quantized_onnx.py rtx_options.py scale.py sizes.py support_matrix.py zoo.py zoo_networks.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium

@@ -140,7 +140,7 @@ class Line:
     def table(self) -> Any:
         """The table of one pass, with its histograms."""
         from trtpipe.progress import Silent
-        from trtpipe.quantization.quantize import calibrate
+        from trtpipe.quantization.calibrate import calibrate
 
         return self.timed(
             "calibrate",

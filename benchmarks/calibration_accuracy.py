@@ -35,7 +35,8 @@ def measure(path: Path) -> dict[str, Any]:
     from trtpipe.model.data import open_calibration, open_check
     from trtpipe.model.load import load_model
     from trtpipe.progress import Silent
-    from trtpipe.quantization.quantize import calibrate, place_qdq, prepare
+    from trtpipe.quantization.calibrate import calibrate
+    from trtpipe.quantization.quantize import place_qdq, prepare
 
     job = load_job(path)
     captured = capture(load_model(job, path.parent))

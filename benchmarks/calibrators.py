@@ -12,23 +12,24 @@ def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Call
     """A function that calibrates on a source as a job does, on a graph that was prepared before."""
     from calib.calibrate import calibrate
     from calib.observers import HistogramObserver
+    from trtpipe.model.computing import placed
     from trtpipe.quantization.quantize import prepare
 
     prepared = prepare(captured)
-    prepared.graph.to(device)
 
     def run(source: Any) -> Any:
         for observer in prepared.observers.values():
             observer.histogram = HistogramObserver()
         found = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-        return calibrate(
-            lambda inputs: prepared.graph(*inputs),
-            found,
-            source,
-            batch_size=batch,
-            algorithm=algorithm,
-            device=device,
-        )
+        with placed(prepared.graph, device):
+            return calibrate(
+                lambda inputs: prepared.graph(*inputs),
+                found,
+                source,
+                batch_size=batch,
+                algorithm=algorithm,
+                device=device,
+            )
 
     return run
 

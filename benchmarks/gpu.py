@@ -19,12 +19,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gpu_page
+from filelock import FileLock
 from photos import write_photos
+
+from trtpipe.progress import Silent
 
 if TYPE_CHECKING:
     from trtpipe.evaluation.bench import Bench
@@ -43,6 +49,7 @@ TINY = {"tiny": 32}
 ENGINES = {
     "engine FP16": {"fp16_mode": True},
     "engine INT8": {"int8_mode": True, "fp16_mode": True},
+    "engine FP8": {"fp8_mode": True, "fp16_mode": True},
 }
 CALIBRATION_SAMPLES, CHECK_SAMPLES = 64, 64
 
@@ -60,8 +67,7 @@ def main() -> int:
         print(gpu_page.NO_GPU.format(found.problem), file=sys.stderr)
         return 3
     machine = gpu_page.machine()
-    for name in args.models:
-        bench = in_own_process(name, args)
+    for name, bench in benches(args):
         paths = gpu_page.keep(args.results, args.machine or machine["name"], machine, bench)
         print(f"{name}: {sum(not r.skipped for r in bench.rows)} of {len(bench.rows)} modes measured, {paths[0]}",
               file=sys.stderr)  # fmt: skip
@@ -80,12 +86,47 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], metavar="GLOB", help="modes to leave out, like 'autocast*'")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--machine", help="what the files are named after; the GPU's name when left out")
+    parser.add_argument("--together", action="store_true", help="prepare all networks at once; they are timed in turns")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds after which a network is given up")
     parser.add_argument("--dry-run", action="store_true", help="also where no GPU is: PyTorch's modes on the CPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--no-engine", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def benches(args: argparse.Namespace) -> Iterator[tuple[str, Bench]]:
+    """Each network's table; with --together as they are done."""
+    if not args.together:
+        yield from ((name, in_own_process(name, args)) for name in args.models)
+        return
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(args.models)) as pool:
+        args.meet = Path(folder)
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(args.models))))
+        running = {pool.submit(in_own_process, name, args): name for name in args.models}
+        for done in as_completed(running):
+            yield running[done], done.result()
+
+
+class Together(Silent):
+    """A reporter of a network that is prepared beside others: its rounds begin when all are ready, and one at a time.
+
+    `meet` is the folder where they meet: `<network>.ready` is of one whose modes are ready, or whose process ended.
+    """
+
+    def __init__(self, name: str, meet: Path, networks: Collection[str]) -> None:
+        self._own, self._all = meet / f"{name}.ready", [meet / f"{n}.ready" for n in networks]
+        self._turn = FileLock(str(meet / "turn"))
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """Wait behind the last mode."""
+        if unit != "modes" or done != total:
+            return
+        self._own.touch()
+        while not all(path.exists() for path in self._all):
+            time.sleep(0.1)
+        self._turn.acquire()  # until the process ends
 
 
 def in_own_process(name: str, args: argparse.Namespace) -> Bench:
@@ -100,6 +141,8 @@ def in_own_process(name: str, args: argparse.Namespace) -> Bench:
             command = [sys.executable, __file__, "--one", name, "--save", str(save), "--batch", str(args.batch)]
             command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--no-engine", why]
             command += ["--without", *args.without]
+            if args.meet is not None:
+                command += ["--meet", str(args.meet), "--models", *args.models]
             ended = run(command, args.limit)
             if not ended:
                 return read_bench(save)
@@ -108,6 +151,8 @@ def in_own_process(name: str, args: argparse.Namespace) -> Bench:
             if not died or why:
                 break
             why = f"{ended} while the engines were among the modes"
+    if args.meet is not None:
+        (args.meet / f"{name}.ready").touch()
     row = gpu_page.nothing_measured(ended)
     return Bench(f"{name}, batch {args.batch}", args.batch, 0, 0, WARM_UP, "eager FP32", os.cpu_count() or 1, (row,))
 
@@ -134,10 +179,11 @@ def measure(args: argparse.Namespace) -> None:
             return "it runs on the CPU, and `trtpipe bench` has it"
         if any(fnmatch.fnmatchcase(mode, glob) for glob in args.without):
             return "left out of this run"
-        return args.no_engine if mode.startswith("engine") else ""
+        return args.no_engine or not_run() if mode.startswith("engine") else ""
 
-    with tempfile.TemporaryDirectory() as name, Console(quiet=True).watching() as reporter:
+    with tempfile.TemporaryDirectory() as name, Console(quiet=True).watching() as console:
         folder = Path(name)
+        reporter = console if args.meet is None else Together(args.one, args.meet, args.models)
         write_photos(folder / "photos", 2 * max(CALIBRATION_SAMPLES, CHECK_SAMPLES), 384)
         jobs = {row: job(args.one, args.batch, precision, folder) for row, precision in ENGINES.items()}
         bench = bench_job(
@@ -169,7 +215,7 @@ def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
         "inputs": {"image": {"shape": ["N", 3, size, size], "N": {"min": 1, "opt": batch, "max": max(batch, 2)}}},
         "outputs": {"logits": {}},
         "precision": precision,
-        "calibration": {**data, "samples": CALIBRATION_SAMPLES},
+        "calibration": {**data, "samples": CALIBRATION_SAMPLES, "corrections": False},
         "build": target(),
         "check": {**data, "samples": max(CHECK_SAMPLES, batch), "seed": 1, "limits": {"cosine_min": 0.8}},
     }
@@ -188,6 +234,18 @@ def target() -> dict[str, Any]:
     devices = driver.probe().devices
     here = [d.compute_capability for d in devices[:1] if d.compute_capability in RTX_COMPUTE_CAPABILITIES]
     return {"target": "tensorrt_rtx", "compute_capability": here}
+
+
+def not_run() -> str:
+    """Why the TensorRT that is installed runs no engine on this GPU, where that is known before one is built."""
+    from trtpipe.trt import driver
+    from trtpipe.trt.platforms import rtx_support
+
+    devices = driver.probe().devices
+    if target()["target"] == "tensorrt" or not devices:
+        return ""
+    support = rtx_support(devices[0].compute_capability)
+    return support.why if support.runs is False else ""
 
 
 def tensorrt() -> dict[str, str]:

@@ -207,8 +207,9 @@ class _DeviceCounter(_Counter):
         index = (bits & _FLIP) >> SHIFT
         finite = index < BINS
         ordered = bits ^ ((bits >> 31) & _FLIP)
-        self._low = torch.minimum(self._low, torch.where(finite, ordered, _UNSEEN[0]).amin())
-        self._high = torch.maximum(self._high, torch.where(finite, ordered, _UNSEEN[1]).amax())
+        # In place: a CUDA graph that recorded this reads and writes the same memory each time.
+        self._low.copy_(torch.minimum(self._low, torch.where(finite, ordered, _UNSEEN[0]).amin()))
+        self._high.copy_(torch.maximum(self._high, torch.where(finite, ordered, _UNSEEN[1]).amax()))
         lane = torch.arange(bits.numel(), device=bits.device) & (_SPREAD - 1)
         slot = torch.where(index == 0, ALL_BINS + lane, index.to(torch.int64))
         one = torch.ones((), dtype=torch.int64, device=bits.device).expand(bits.numel())

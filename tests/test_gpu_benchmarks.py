@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,7 @@ def no_gpu():
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("program", ["gpu.py", "rtx_loads.py"])
+@pytest.mark.parametrize("program", ["devices.py", "engines.py", "gpu.py", "rtx_loads.py"])
 def test_without_a_gpu_it_fails_and_says_so(program, tmp_path):
     done = ran("benchmarks/" + program, "--results", tmp_path)
     assert done.returncode == 3
@@ -107,8 +109,34 @@ def test_another_run_of_the_day_keeps_what_it_did_not_measure(tmp_path):
     assert page.read_text().count("\n## ") == 2
 
 
+def test_networks_prepared_together_are_timed_in_turns(tmp_path):
+    """One whose process ended without getting ready is not waited for."""
+    seen = []
+
+    def one(name, before):
+        time.sleep(before)
+        reporter = gpu.Together(name, tmp_path, ["a", "b", "c"])
+        reporter.step(1, 2, "modes")
+        seen.append((name, "ready"))
+        reporter.step(2, 2, "modes")
+        seen.append((name, "begins"))
+        reporter.step(1, 2, "rounds")
+        seen.append((name, "ends"))
+        reporter._turn.release()
+
+    (tmp_path / "c.ready").touch()
+    threads = [threading.Thread(target=one, args=given) for given in (("a", 0), ("b", 0.5))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen[:2]) == [("a", "ready"), ("b", "ready")]
+    assert [what for _, what in seen[2:]] == ["begins", "ends"] * 2
+    assert seen[2][0] == seen[3][0] != seen[4][0]
+
+
 def test_a_process_that_dies_is_followed_by_one_without_engines(tmp_path, monkeypatch):
-    args = argparse.Namespace(batch=8, rounds=1, seconds=1.0, limit=9.0, without=[])
+    args = argparse.Namespace(batch=8, rounds=1, seconds=1.0, limit=9.0, without=[], meet=None)
     commands, ends = (
         [],
         ["the process ended with SIGSEGV", "the process ended with exit code 1"],

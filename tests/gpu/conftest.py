@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,21 @@ def provider(request, gpu):
     except MissingError as error:
         pytest.skip(str(error))
     return request.param
+
+
+@pytest.fixture
+def nothing_waits(gpu):
+    """A context in which PyTorch raises where the host waits for the GPU; it announces the mode as a prototype."""
+    torch = pytest.importorskip("torch")
+
+    @contextlib.contextmanager
+    def watched():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return watched

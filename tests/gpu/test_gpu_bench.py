@@ -10,6 +10,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import BenchData, measure_modes
 from trtpipe.evaluation.gpu_modes import gpu_modes
 from trtpipe.evaluation.torch_modes import ModeSetup, torch_modes
+from trtpipe.model.baseline import script
 from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
@@ -25,10 +26,10 @@ def test_every_mode_answers_and_is_timed(gpu, capsys):
     bound = bind(network.eval(), (x,), {}, ("y",))
     images = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
     setup = ModeSetup(LoadedModel(bound, (x,), (y,), "0" * 64, "test"), {"x": images}, "cuda", lambda: iter([]))
+    recorded, _ = script(setup.loaded, "trace", None)
     with torch.inference_mode():
-        script = torch.jit.trace(bound, torch.from_numpy(images), check_trace=False)
         reference = bound(torch.from_numpy(images))[0].numpy()
-    modes = [*torch_modes(setup, script), *gpu_modes(setup)]
+    modes = [*torch_modes(setup, recorded), *gpu_modes(setup)]
     data = BenchData(lambda: iter([{"x": images}]), {"y": reference}, None, Batching((x,), (y,), 8))
     rows, _ = measure_modes(modes, data, batch=8, rounds=10, seconds=60, progress=Silent())
     with capsys.disabled():

@@ -41,7 +41,7 @@ def runs(target, gpu):
         try:
             with EngineRunner(built(conv_model(), target, gpu).data):
                 pass
-        except errors.InputError as error:
+        except errors.TrtpipeError as error:
             pytest.skip(f"{gpu.name}: {error}")
 
 

@@ -84,7 +84,7 @@ def test_the_engine_answers_as_its_graph(line, target, gpu, precision, results, 
     try:
         with EngineRunner(engine.data) as runner:
             got = np.concatenate([runner.run(b)["logits"] for b in batches])
-    except errors.InputError as error:
+    except errors.TrtpipeError as error:
         pytest.skip(f"{gpu.name}: {error}")
     with OrtRunner(engine.graph.data, as_written=True) as graph:
         wanted = np.concatenate([graph.run(b)["logits"] for b in batches])

@@ -17,10 +17,13 @@ def quickstart(gpu, tmp_path_factory):
     from trtpipe.pipeline import build as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt import flavour
+    from trtpipe.trt.platforms import rtx_support
 
     if not (ROOT / "data" / "digits" / "resnet.safetensors").exists():
         pytest.skip("data/digits is not made: run make quickstart")
     target = "tensorrt" if "tensorrt" in flavour.installed() else "tensorrt_rtx"
+    if target == "tensorrt_rtx" and (support := rtx_support(gpu.compute_capability)).runs is False:
+        pytest.skip(f"{gpu.name}: {support.why}")
     overrides = (f"build.target={target}", "build.compute_capability=[]", "check.require=engine")
     job = load_job(ROOT / "configs" / "quickstart.yaml", overrides)
     return pipeline.build(job, tmp_path_factory.mktemp("out"), Silent())
@@ -30,6 +33,25 @@ def test_the_quickstart_executes_its_engine(quickstart):
     assert quickstart.report.executed == "engine"
     assert quickstart.report.passed
     assert quickstart.report.control.failed
+
+
+def test_where_no_engine_runs_the_graph_is_checked_and_the_report_says_why(gpu, tmp_path):
+    """PyTorch computes on the GPU all the same: baseline, calibration, ranges."""
+    pytest.importorskip("tensorrt_rtx")
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline import build as pipeline
+    from trtpipe.progress import Silent
+    from trtpipe.trt.platforms import rtx_support
+
+    support = rtx_support(gpu.compute_capability)
+    if support.runs is not False:
+        pytest.skip(f"{gpu.name}: {support.why}")
+    if not (ROOT / "data" / "digits" / "resnet.safetensors").exists():
+        pytest.skip("data/digits is not made: run make quickstart")
+    job = load_job(ROOT / "configs" / "quickstart.yaml", ("build.target=tensorrt_rtx", "build.compute_capability=[]"))
+    report = pipeline.build(job, tmp_path, Silent()).report
+    assert (report.executed, report.passed) == ("graph", True)
+    assert any(support.why in note for note in report.notes), report.notes
 
 
 def test_golden_inputs_give_golden_outputs(quickstart):
@@ -66,7 +88,7 @@ def test_observers_on_cuda_agree_with_the_cpu():
         assert other == pytest.approx(one, rel=1e-5)
 
 
-def test_observing_on_cuda_does_not_wait_for_the_gpu():
+def test_observing_on_cuda_does_not_wait_for_the_gpu(nothing_waits):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch is built without CUDA")
@@ -75,10 +97,7 @@ def test_observing_on_cuda_does_not_wait_for_the_gpu():
     observer, batch = HistogramObserver(), torch.randn(64, 1024, device="cuda")
     observer.observe(batch)  # the first call may compile and allocate
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for _ in range(4):
             observer.observe(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert observer.histogram is not None

@@ -10,6 +10,7 @@ from calib.histogram import Histogram
 from calib.observers import HistogramObserver
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
+from trtpipe.model.recorded import replayed
 from trtpipe.quantization.quantize import prepare
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
@@ -23,19 +24,16 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_the_gpu_counts_what_numpy_counts_and_never_waits(name):
+def test_the_gpu_counts_what_numpy_counts_and_never_waits(name, nothing_waits):
     torch.manual_seed(0)
     x = TENSORS[name]()
     on_gpu, observer = x.cuda(), HistogramObserver()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         observer.observe(on_gpu)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert observer.histogram == Histogram.of(x.float().numpy())
 
 
-def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu():
+def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu(nothing_waits):
     """Four batches through a captured network with observers: no synchronisation, and each amax within 1e-5 of what
     the CPU makes of the very same tensors (a convolution's own rounding on the GPU is not what is asked about)."""
     prepared = small_network()
@@ -49,13 +47,9 @@ def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu():
         seen[key].clear()
         observer.histogram = HistogramObserver()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.inference_mode():
-            for x in batches:
-                graph(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with nothing_waits(), torch.inference_mode():
+        for x in batches:
+            graph(x)
     assert len(prepared.observers) == 3
     for key, observer in prepared.observers.items():
         here = HistogramObserver()
@@ -65,6 +59,40 @@ def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu():
         for algorithm in ("minmax", "entropy_2", "entropy", "percentile", "mse"):
             wanted = threshold(here.histogram, algorithm)
             assert threshold(observer.histogram.histogram, algorithm) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_replayed_batches_count_what_batches_count():
+    """As calibration does: halves in turns, the first of each as it is, then one recording and its replays; and a last
+    batch of another size."""
+    batches = [torch.randn(4, 3, 16, 16).cuda() for _ in range(9)] + [torch.randn(2, 3, 16, 16).cuda()]
+    found = []
+    for replays in (False, True):
+        prepared = small_network()
+        graph = prepared.graph.cuda()
+        for observer in prepared.observers.values():
+            observer.histogram = HistogramObserver()
+        histograms = [o.histogram for o in prepared.observers.values()]
+        with (
+            torch.inference_mode(),
+            replayed(
+                lambda inputs, graph=graph: graph(*inputs),
+                "cuda:0" if replays else "cpu",
+                lambda h=histograms: h[0].half,
+            ) as run,
+        ):
+            for k, x in enumerate(batches):
+                for histogram in histograms:
+                    histogram.half = k % 2
+                run((x,))
+            if replays:
+                assert len(run._made) == 2
+        found.append([o.halves for o in histograms])
+    for ours, theirs in zip(*found, strict=True):
+        for here, there in zip(ours, theirs, strict=True):
+            assert here.elements == there.elements > 0
+            for algorithm in ("minmax", "entropy_2", "mse"):
+                assert threshold(there, algorithm) == pytest.approx(threshold(here, algorithm), rel=1e-5)
+    assert found[0][0] == found[1][0]
 
 
 def small_network():

@@ -42,6 +42,38 @@ def test_answers_are_eagers(kind: str) -> None:
     assert found.labels.tolist() == [0, 1, 2, 3, 4]
 
 
+def convolutions(module: torch.jit.ScriptModule) -> list[list[object]]:
+    """The last four arguments of every traced convolution: benchmark, deterministic, cudnn_enabled, allow_tf32."""
+    graph = module.inlined_graph  # its nodes do not outlive it
+    nodes = graph.findAllNodes("aten::_convolution")
+    return [[value.toIValue() for value in list(node.inputs())[-4:]] for node in nodes]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("file", [False, True])
+def test_a_trace_computes_float32_on_a_gpu_as_the_model_does(file: bool, tmp_path: Path) -> None:
+    """A trace obeys cuDNN's switches of the time when it was recorded: with PyTorch's defaults that is TF32, found on
+    an H200. Those of a file, too; in every method and submodule; and in what is saved of them."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.ReLU()), nn.ConvTranspose2d(4, 3, 2)
+    )
+    loaded = nets.loaded(network.eval(), ("N", 3, 9, 9), out_shape=("N", 3, 6, 6))
+    x = torch.randn(2, 3, 9, 9)
+    given = None
+    if file:
+        recorded = torch.jit.trace(network, x)
+        assert convolutions(recorded) == [[False, False, True, True]] * 3
+        given = str(tmp_path / "network.pt")
+        recorded.save(given)
+    module, _ = script(loaded, "trace", given)
+    module.save(tmp_path / "saved.pt")
+    for one in (module, torch.jit.load(tmp_path / "saved.pt")):
+        assert convolutions(one) == [[False, True, True, False]] * 3
+        with torch.inference_mode():
+            got = one(x)
+        assert torch.equal(got if file else got[0], network(x))
+
+
 def test_a_torchscript_file(tmp_path: Path) -> None:
     loaded = nets.residual()
     path = tmp_path / "net.ts"

@@ -17,8 +17,8 @@ from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, CUDA, VARIABLE, computing_device, placed, sent, wanted_device
 from trtpipe.progress import Silent
+from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.precision import Keep, observe_ranges
-from trtpipe.quantization.quantize import calibrate
 from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 

@@ -205,11 +205,14 @@ def test_a_jetsons_tensorrt_is_jetpacks(machine):
     assert "apt install python3-libnvinfer" in found.commands
 
 
-def test_an_rtx_engine_on_hopper_is_not_promised(machine):
-    found = machine(H100, {"tensorrt_rtx": RTX})
-    assert not can(found)["run an engine (target tensorrt_rtx)"]
-    unknown = "TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is not known"
-    assert why(found, "run an engine (target tensorrt_rtx)") == f"NVIDIA H100: {unknown}"
+@pytest.mark.parametrize(("gpu", "capability", "whether"), [("H100", "9.0", "does not run there (on an H200"),
+                                                            ("B200", "10.0", "runs there is not known")])  # fmt: skip
+def test_an_rtx_engine_on_a_gpu_that_rtx_does_not_name_is_not_promised(machine, gpu, capability, whether):
+    found = machine(Driver("13.0", (Gpu(0, f"NVIDIA {gpu}", capability, 80 << 30),)), {"tensorrt_rtx": RTX})
+    what = "run an engine (target tensorrt_rtx)"
+    assert not can(found)[what]
+    assert why(found, what).startswith(f"NVIDIA {gpu}: TensorRT-RTX does not name compute capability {capability}; ")
+    assert whether in why(found, what)
 
 
 def test_a_jetson(machine):

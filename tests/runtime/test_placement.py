@@ -12,7 +12,7 @@ import trtpipe
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
-from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 from trtpipe.values import Engine, OnnxModel
 
 
@@ -72,9 +72,9 @@ def asking(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("why", ["", "the plan is not valid for this GPU"])
-@pytest.mark.parametrize("here", ["8.9", "9.0", "10.0"])
+@pytest.mark.parametrize("here", ["8.9", "10.0", "10.3"])
 def test_of_a_gpu_that_nobody_knows_tensorrt_rtx_is_asked(here: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a portable engine runs on Hopper is not written anywhere; where it does not, its graph is executed."""
+    """Whether a portable engine runs on a B200 is not written anywhere; where it does not, its graph is executed."""
     monkeypatch.setattr(driver, "probe", lambda: gpu(here))
     plans, engine = asking(monkeypatch, why), built("tensorrt_rtx", ())
     _, executed = executor.open_engine(engine)
@@ -94,7 +94,10 @@ def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
     engine = replace(built("tensorrt_rtx", ()), minimum_compute_capability=least)
     _, executed = executor.open_engine(engine)
     able = here is not None and tuple(map(int, here.split("."))) >= tuple(map(int, (least or "8.0").split(".")))
-    assert executed == ("engine" if able else "graph")
+    runs = here is not None and rtx_support(here).runs is not False
+    assert executed == ("engine" if able and runs else "graph")
+    if able and not runs:
+        assert "TensorRT-RTX does not run its engines on this GPU" in executor.graph_notes(engine, executed)[0]
     if not able and here is not None:
         what = "8.0 (Ampere)" if least is None else f"{least}, whose number formats it needs,"
         assert executor.graph_notes(engine, executed)[0].startswith(

@@ -10,6 +10,7 @@ import torch
 
 from trtpipe.evaluation.bench import Mode
 from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, TensorTuple, compiled, ready, tensors
+from trtpipe.model.recorded import record
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
 BEFORE_RECORDING = 3
@@ -64,13 +65,12 @@ class RecordedGraph:
                 for _ in range(BEFORE_RECORDING):
                     module(*self._inputs)
             cuda.current_stream().wait_stream(side)
-            self._graph = cuda.CUDAGraph()
-            with cuda.graph(self._graph):
-                self._outputs: TensorTuple = module(*self._inputs)
+            self._replay, self._outputs = record(module, self._inputs)
 
     def __call__(self, *inputs: torch.Tensor) -> TensorTuple:
         """The outputs of `inputs`, which have the recorded shapes."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
-        self._graph.replay()
-        return self._outputs
+        self._replay()
+        outputs: TensorTuple = self._outputs
+        return outputs

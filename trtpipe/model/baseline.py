@@ -14,7 +14,7 @@ from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, placed, sent
+from trtpipe.model.computing import CPU, placed, plain_float32, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
@@ -299,7 +299,8 @@ def script(
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location=device)  # type: ignore[no-untyped-call]
+                loaded_file: torch.jit.ScriptModule = torch.jit.load(torchscript, map_location=device)  # type: ignore[no-untyped-call]
+                plain_float32(loaded_file)
                 return loaded_file.eval(), "torchscript"
             if loaded.kind == "program":
                 return loaded.module, "program"
@@ -339,7 +340,8 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
         return scripted
     example = example_inputs(loaded.inputs, whole=_whole(loaded))
     with torch.inference_mode():
-        traced: torch.nn.Module = torch.jit.trace(loaded.module, sent(example, device), check_trace=False)  # type: ignore[no-untyped-call]
+        traced: torch.jit.ScriptModule = torch.jit.trace(loaded.module, sent(example, device), check_trace=False)  # type: ignore[no-untyped-call]
+        plain_float32(traced)
         return traced
 
 

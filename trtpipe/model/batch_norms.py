@@ -1,4 +1,4 @@
-"""Batch norms that may not go into the convolution before them."""
+"""Batch norms behind linear layers, which go into them, and those that may not go into what is before them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,46 @@ BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
 
 
 def unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Batch norms behind a convolution that are no pair with it: something else reads what it gives, or its weight or
-    bias, and would read them changed if the norm went into them."""
+    """Batch norms behind a convolution or a linear layer that are no pair with it: something else reads what it gives,
+    or its weight or bias, and would read them changed if the norm went into them; or a parameter of either is computed
+    from the input. Constants are folded before."""
     readers = Counter(n.target for node in calls(graph.graph) for n in node.all_input_nodes if is_constant(n))
 
     def alone(made: torch.fx.Node) -> bool:
         return len(made.users) == 1 and all(readers[n.target] == 1 for n in made.all_input_nodes if is_constant(n))
 
+    def known(node: torch.fx.Node) -> bool:
+        """Whether all that it takes but its first argument is constant."""
+        return all(is_constant(n) for n in node.args[1:5] if isinstance(n, torch.fx.Node))
+
     norms = [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]
-    return [n for n in norms if "conv" in op_name(n.args[0]) and not alone(n.args[0])]  # type: ignore[arg-type]
+    behind = [(n, n.args[0]) for n in norms if isinstance(n.args[0], torch.fx.Node)]
+    behind = [(n, made) for n, made in behind if "conv" in op_name(made) or op_name(made) == "linear"]
+    return [n for n, made in behind if not (alone(made) and known(made) and known(n) and _of_its_outputs(made))]
+
+
+def _of_its_outputs(made: torch.fx.Node) -> bool:
+    """Whether dimension 1, which a batch norm is of, is what a row of the weight makes: of a linear layer it is the
+    last dimension."""
+    return op_name(made) != "linear" or made.meta["val"].dim() == 2
+
+
+def fuse_linear_bn(graph: torch.fx.GraphModule) -> None:
+    """Batch norms behind linear layers [N, C] go into their weights; those that may not are spelt out before."""
+    for node in [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]:
+        linear: Any = node.args[0]
+        if op_name(linear) != "linear" or node.args[3] is None:
+            continue
+        x, weight, bias = (*linear.args, None)[:3]
+        (_, scale), (_, shift) = _steps(graph, *node.args[1:5], node.args[BATCH_NORMS[op_name(node)]], node)  # type: ignore[arg-type]
+        held = constant_value(graph, weight)
+        moved = 0.0 if bias is None else constant_value(graph, bias) * scale
+        new = {"weight": held * scale[:, None], "bias": moved + shift}  # type: ignore[index]
+        fused = [add_constant(graph, f"{linear.name}_{n}", v.to(held.dtype), linear) for n, v in new.items()]
+        linear.args = (x, *fused)
+        for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
+            taken.replace_all_uses_with(linear)
+    graph.graph.eliminate_dead_code()
 
 
 def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:
@@ -34,19 +65,43 @@ def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.
     for node in [n for n in which if op_name(n) in BATCH_NORMS]:
         given: list[Any] = list(node.args)
         (x, weight, bias, mean, var), eps = given[:5], given[BATCH_NORMS[op_name(node)]]
-        if not (is_constant(mean) and is_constant(var)):
+        if mean is None or var is None:
             continue
-        scale = (constant_value(graph, var).double() + eps).rsqrt()
-        scale = scale * constant_value(graph, weight) if is_constant(weight) else scale
-        shift = -constant_value(graph, mean) * scale
-        shift = shift + constant_value(graph, bias) if is_constant(bias) else shift
-        shape = [1, -1, *[1] * (x.meta["val"].dim() - 2)]
         y = x
-        for what, value in (("mul", scale), ("add", shift)):
-            constant = add_constant(graph, f"{node.name}_{what}", value.float().reshape(shape), node)
-            with graph.graph.inserting_before(node):
-                y = graph.graph.call_function(getattr(torch.ops.aten, what).Tensor, (y, constant))
-            y.meta = dict(node.meta) | {"val": x.meta["val"]}
+        for what, value in _steps(graph, weight, bias, mean, var, eps, node):
+            y = _with(graph, node, what, y, value, x.meta["val"])
         for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
             taken.replace_all_uses_with(y)
     graph.graph.eliminate_dead_code()
+
+
+def _steps(
+    graph: torch.fx.GraphModule, weight: Any, bias: Any, mean: Any, var: Any, eps: float, node: torch.fx.Node
+) -> list[tuple[str, torch.Tensor | torch.fx.Node]]:
+    """What is multiplied with, added to or taken from x, in order: two constants where all parameters are constant."""
+    held = [v for v in (weight, bias, mean, var) if isinstance(v, torch.fx.Node)]
+    if all(is_constant(v) for v in held):
+        scale = (constant_value(graph, var).double() + eps).rsqrt()
+        scale = scale if weight is None else scale * constant_value(graph, weight)
+        shift = -constant_value(graph, mean) * scale
+        return [("mul", scale), ("add", shift if bias is None else shift + constant_value(graph, bias))]
+    with graph.graph.inserting_before(node):
+        deviation = graph.graph.call_function(torch.ops.aten.add.Scalar, (var, eps))
+        deviation = graph.graph.call_function(torch.ops.aten.rsqrt.default, (deviation,))
+    steps = [("sub", mean), ("mul", deviation), ("mul", weight), ("add", bias)]
+    return [(what, value) for what, value in steps if value is not None]
+
+
+def _with(
+    graph: torch.fx.GraphModule, node: torch.fx.Node, what: str, y: torch.fx.Node, value: Any, like: torch.Tensor
+) -> torch.fx.Node:
+    """`y` [N, C, ...] `what` `value` [C], in front of the batch norm `node`."""
+    shape = [1, -1, *[1] * (like.dim() - 2)]
+    if isinstance(value, torch.Tensor):
+        by = add_constant(graph, f"{node.name}_{what}", value.float().reshape(shape), node)
+    with graph.graph.inserting_before(node):
+        if not isinstance(value, torch.Tensor):
+            by = graph.graph.call_function(torch.ops.aten.reshape.default, (value, shape))
+        y = graph.graph.call_function(getattr(torch.ops.aten, what).Tensor, (y, by))
+    y.meta = dict(node.meta) | {"val": like}
+    return y

@@ -34,10 +34,10 @@ def capture(loaded: LoadedModel) -> Captured:
     import torch
 
     from trtpipe.model import graph_digest
-    from trtpipe.model.batch_norms import spell_out_batch_norms, unpaired
+    from trtpipe.model.batch_norms import fuse_linear_bn, spell_out_batch_norms, unpaired
     from trtpipe.model.marks import take_off
     from trtpipe.model.nodes import calls
-    from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
+    from trtpipe.model.pt2e import fold_constants, fuse_conv_bn
     from trtpipe.model.sites import computes_with, find_sites
     from trtpipe.model.widening import widened
 
@@ -50,12 +50,13 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_writes(graph)
     _require_no_projections(graph)
     widening, rounding = widened(graph)
+    fold_constants(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
         spell_out_batch_norms(graph, calls(graph.graph))
     else:
         spell_out_batch_norms(graph, unpaired(graph))
+        fuse_linear_bn(graph)
         fuse_conv_bn(graph)
-    constant_fold(graph)
     if not any(n.op == "call_function" for n in graph.graph.nodes):
         raise BuildError(
             "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "

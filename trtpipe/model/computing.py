@@ -28,6 +28,8 @@ VARIABLE = "TRTPIPE_DEVICE"
 #: Largest difference between outputs on a GPU and on the CPU, relative to the largest output and to 1: float32 sums in
 #: another order.
 TOLERANCE = 1e-4
+#: The last arguments of a traced convolution: benchmark, deterministic, cudnn_enabled, allow_tf32.
+_CUDNN = (False, True, True, False)
 
 
 def wanted_device() -> str:
@@ -238,3 +240,20 @@ def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
         finally:
             for place, was in zip(places, before, strict=True):
                 place.allow_tf32 = was
+
+
+def plain_float32(script: torch.jit.ScriptModule) -> None:
+    """Make the convolutions of a TorchScript module compute float32 as `placed` has it; the module is changed.
+
+    A trace holds cuDNN's switches (benchmark, deterministic, enabled, TF32) of the time when it was recorded, and obeys
+    them whatever they are later: TF32 is on by default, so that a traced network is 60 dB coarser on a GPU.
+    """
+    for part in script.modules():
+        compiled: Any = part._c
+        for graph in (compiled._get_method(name).graph for name in compiled._method_names()):
+            for node in graph.findAllNodes("aten::_convolution"):
+                given = list(node.inputs())
+                for at, value in zip(range(len(given) - len(_CUDNN), len(given)), _CUDNN, strict=True):
+                    switch = graph.insertConstant(value)
+                    switch.node().moveBefore(node)
+                    node.replaceInput(at, switch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import warnings
 from collections.abc import Iterator
@@ -126,12 +127,15 @@ def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.
         owner._buffers[name] = value
 
 
+def free_name(graph: torch.nn.Module, name: str) -> str:
+    """`name`, with a number behind it where the module has an attribute of that name."""
+    numbered = (f"{name}_{k}" for k in itertools.count(1))
+    return next(n for n in itertools.chain((name,), numbered) if not hasattr(graph, n))
+
+
 def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, like: torch.fx.Node) -> torch.fx.Node:
     """A new get_attr node, before `like`, for a buffer holding `value` (any dtype and shape); `name` is made unique."""
-    unique, k = name, 0
-    while hasattr(graph, unique):
-        k += 1
-        unique = f"{name}_{k}"
+    unique = free_name(graph, name)
     graph.register_buffer(unique, value)
     with graph.graph.inserting_before(like):
         node = graph.graph.create_node("get_attr", unique, (), {}, name=unique)

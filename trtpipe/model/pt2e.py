@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtpipe.errors import MissingError
+from trtpipe.model.nodes import attribute, calls, free_name, is_constant, op_name
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.packages import version
 
@@ -55,11 +56,25 @@ __all__ = [
     "Quantizer",
     "SharedQuantizationSpec",
     "UniformQuantizationObserverBase",
-    "constant_fold",
     "convert_pt2e",
+    "fold_constants",
     "fuse_conv_bn",
     "prepare_pt2e",
 ]
+
+
+def fold_constants(module: torch.fx.GraphModule) -> None:
+    """What is computed from constants alone becomes one; the module is changed.
+
+    Each gets a name of its own: the library counts them anew in every graph, and converting folds again.
+    """
+    constant_fold(module)
+    for node in module.graph.find_nodes(op="get_attr"):
+        if (name := str(node.target)).startswith("_frozen_param"):
+            node.target = free_name(module, "folded")
+            module.register_buffer(node.target, getattr(module, name))
+            delattr(module, name)
+    module.recompile()
 
 
 def fuse_conv_bn(module: torch.fx.GraphModule) -> None:
@@ -69,6 +84,12 @@ def fuse_conv_bn(module: torch.fx.GraphModule) -> None:
     does so once.
     """
     graph = module.graph
+    for conv in [n for n in calls(graph) if "conv" in op_name(n)]:
+        for held in [n for n in conv.args[1:3] if isinstance(n, torch.fx.Node) and is_constant(n)]:
+            value = attribute(module, held)
+            if not isinstance(value, torch.nn.Parameter):  # the library can put the norm into parameters alone
+                held.target = free_name(module, f"{conv.name}_held")
+                module.register_parameter(held.target, torch.nn.Parameter(value, requires_grad=False))
     graph.eliminate_dead_code = bool  # type: ignore[method-assign, assignment]  # called without arguments: nothing was removed
     try:
         _fuse_conv_bn_(module)

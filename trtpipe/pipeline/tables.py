@@ -83,9 +83,9 @@ def observe(
     device: str,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
+    from trtpipe.quantization.calibrate import calibrate as one_pass
     from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.payoff import never_int8
-    from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
     table = one_pass(

@@ -1,4 +1,4 @@
-"""Observers, calibration and Q/DQ on the captured graph: a `TensorRTQuantizer` on torchao's PT2E."""
+"""Observers and Q/DQ on the captured graph: a `TensorRTQuantizer` on torchao's PT2E."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calib.calibrate import calibrate as run_calibration
-from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
-from trtpipe.model.computing import CPU, placed
 from trtpipe.model.export import export
 from trtpipe.model.nodes import add_constant, constant_value, copied, module_path, set_constant
 from trtpipe.model.pt2e import (
@@ -37,15 +34,10 @@ from trtpipe.quantization.precision import (
     place_casts,
     scale_types,
 )
-from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
+from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
-
-    from calib.algorithms import Algorithm
-    from calib.data import Source
-    from calib.table import CalibrationTable
-    from trtpipe.progress import Progress
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
@@ -159,56 +151,6 @@ def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
             if bias is not None and not bias.users:
                 graph.graph.erase_node(bias)
     graph.recompile()
-
-
-def calibrate(
-    captured: Captured,
-    source: Source,
-    *,
-    batch_size: int,
-    algorithm: Algorithm,
-    percentile: float,
-    digests: Mapping[str, str],
-    progress: Progress,
-    device: str = CPU,
-) -> CalibrationTable:
-    """amax of every quantizable activation, including those that precision.keep excludes.
-
-    Args:
-        captured: the hub graph.
-        source: the calibration samples.
-        batch_size: samples per forward pass.
-        algorithm: one of calib.algorithms.
-        percentile: for that algorithm, in (0, 100].
-        digests: what the table is valid for, by name.
-        progress: receives the number of samples done.
-        device: where PyTorch computes, and the observers count: one MiB for each tensor.
-
-    Raises:
-        calib.CalibError: the data is bad.
-    """
-    prepared = prepare(captured)
-    for observer in prepared.observers.values():
-        observer.histogram = HistogramObserver()
-    histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-    with placed(prepared.graph, device):
-        return run_calibration(
-            lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
-            histograms,
-            source,
-            batch_size=batch_size,
-            algorithm=algorithm,
-            percentile=percentile,
-            digests=digests,
-            progress=progress,
-            device=device,
-        )
-
-
-def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`x` [B, ...] repeated up to the smallest batch that the binding takes: the last batch may be smaller."""
-    low = spec.at("min")[0]
-    return x if len(x) >= low else x[torch.arange(low) % len(x)]
 
 
 def place_qdq(prepared: Prepared, amax: Mapping[str, float]) -> tuple[GraphModule, dict[str, float]]:

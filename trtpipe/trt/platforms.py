@@ -140,7 +140,9 @@ OLDEST_PORTABLE = "8.0"
 
 #: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
 #: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` measures it and writes the result to a file.
-RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
+RTX_SEEN: Mapping[str, tuple[bool, str]] = {
+    "9.0": (False, "on an H200 1.7.1 said: Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0"),
+}
 
 
 @dataclass(frozen=True)

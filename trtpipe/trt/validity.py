@@ -60,5 +60,8 @@ def _asked(tensorrt: Flavour, runtime: Runtime, engine: bytes, watch: Watch) -> 
     validity, diagnostics = runtime.get_engine_validity(engine)
     if (found := enum_name(validity)) != "INVALID":
         return found, ""
-    said = f"{tensorrt.title} says INVALID, {diagnostics}; {watch.reason(since)}"
+    flags = getattr(tensorrt.module, "EngineInvalidityDiagnostics", None)
+    known = {} if flags is None else flags.__members__
+    named = [name for name, flag in known.items() if int(flag) & int(diagnostics)]
+    said = f"{tensorrt.title} says INVALID, {' and '.join(named) or diagnostics}; {watch.reason(since)}"
     return found, f"the plan is not valid for this GPU ({said})"

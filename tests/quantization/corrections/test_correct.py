@@ -19,6 +19,7 @@ from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.model.sites import WEIGHTED
 from trtpipe.quantization import rounding
+from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
@@ -27,7 +28,7 @@ from trtpipe.quantization.corrections.guard import Score
 from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.precision import Keep, ScaleTypes, observe_ranges
-from trtpipe.quantization.quantize import calibrate, quantize
+from trtpipe.quantization.quantize import quantize
 from trtpipe.values import Captured
 
 

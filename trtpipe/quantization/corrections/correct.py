@@ -18,6 +18,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
 from trtpipe.model.sites import kept_sites
+from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
@@ -25,7 +26,7 @@ from trtpipe.quantization.corrections.guard import Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import BatchTensors, Partial
-from trtpipe.quantization.quantize import calibrate, prepare
+from trtpipe.quantization.quantize import prepare
 from trtpipe.values import Captured
 
 if TYPE_CHECKING:

@@ -1,0 +1,78 @@
+"""One pass of the calibration samples through the observed graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from calib.calibrate import calibrate as run_calibration
+from calib.observers import HistogramObserver
+from trtpipe.model.computing import CPU, placed
+from trtpipe.model.recorded import replayed
+from trtpipe.quantization.quantize import prepare
+
+if TYPE_CHECKING:
+    from calib.algorithms import Algorithm
+    from calib.data import Source
+    from calib.table import CalibrationTable
+    from trtpipe.progress import Progress
+    from trtpipe.values import Captured, TensorSpec
+
+
+def calibrate(
+    captured: Captured,
+    source: Source,
+    *,
+    batch_size: int,
+    algorithm: Algorithm,
+    percentile: float,
+    digests: Mapping[str, str],
+    progress: Progress,
+    device: str = CPU,
+) -> CalibrationTable:
+    """amax of every quantizable activation, including those that precision.keep excludes.
+
+    Args:
+        captured: the hub graph.
+        source: the calibration samples.
+        batch_size: samples per forward pass.
+        algorithm: one of calib.algorithms.
+        percentile: for that algorithm, in (0, 100].
+        digests: what the table is valid for, by name.
+        progress: receives the number of samples done.
+        device: where PyTorch computes, and the observers count: one MiB for each tensor.
+
+    Raises:
+        calib.CalibError: the data is bad.
+    """
+    prepared = prepare(captured)
+    for observer in prepared.observers.values():
+        observer.histogram = HistogramObserver()
+    histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
+
+    def run(inputs: tuple[torch.Tensor, ...]) -> object:
+        return prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True)))
+
+    with (
+        placed(prepared.graph, device),
+        replayed(run, device, lambda: tuple(o.half for o in histograms.values())) as run_batch,
+    ):
+        return run_calibration(
+            run_batch,
+            histograms,
+            source,
+            batch_size=batch_size,
+            algorithm=algorithm,
+            percentile=percentile,
+            digests=digests,
+            progress=progress,
+            device=device,
+        )
+
+
+def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`x` [B, ...] repeated up to the smallest batch that the binding takes: the last batch may be smaller."""
+    low = spec.at("min")[0]
+    return x if len(x) >= low else x[torch.arange(low) % len(x)]
