@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.figures import apart, beside, exact
+from trtpipe.figures import apart, beside, exact, less, share
 from trtpipe.report.figures import beside_limit
 from trtpipe.values import Metric
 
@@ -82,3 +82,26 @@ def test_two_figures_are_told_apart(a: float, b: float) -> None:
 def test_figures_that_differ_at_once_stay_short() -> None:
     assert apart(0.72, 0.99981, 4) == ("0.72", "0.9998")
     assert apart(0.99979, 0.99981, 4) == ("0.99979", "0.99981")
+
+
+@given(st.sampled_from([10, 20, 40, 50, 100, 500, 1000, 4000]), st.data())
+def test_a_difference_of_shares_is_the_share_of_the_difference(samples: int, data: st.DataObject) -> None:
+    """Whatever the counts: 0.93 less 0.92 is the 0.01 that a limit allows, not 0.01000000000000001."""
+    before, after = (data.draw(st.integers(0, samples)) for _ in range(2))
+    assert less(before / samples, after / samples) == (before - after) / samples
+
+
+@given(st.integers(1, 10_000), st.integers(-50, 50))
+def test_a_relative_difference_of_decimals_is_what_people_compute(whole: int, percent: int) -> None:
+    assert share(less(whole * (100 + percent) / 100, whole), whole) == pytest.approx(percent / 100, abs=1e-16)
+    assert share(less((100 + percent) / 100, 1.0), 1.0) == percent / 100
+
+
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False))
+def test_a_difference_is_that_of_the_floats_but_for_their_rounding(a: float, b: float) -> None:
+    if a == b:
+        assert less(a, b) == 0
+    elif not (math.isfinite(a) and math.isfinite(b)):
+        assert less(a, b) == a - b
+    else:
+        assert less(a, b) == pytest.approx(a - b, abs=4 * max(math.ulp(a), math.ulp(b)), rel=1e-15)

@@ -1,6 +1,9 @@
-"""A figure beside its limit, as text: no rounding takes one across the other."""
+"""A figure beside its limit: no rounding takes one across the other, of a difference as of its text."""
 
 from __future__ import annotations
+
+import math
+from decimal import Decimal
 
 
 def exact(x: float) -> str:
@@ -25,3 +28,22 @@ def apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
         if texts[0] != texts[1] or a == b:
             return texts
     return repr(a), repr(b)
+
+
+def less(a: float, b: float) -> float:
+    """a - b of the decimal numbers that people read: 1 less 0.71 is 0.29, where binary digits give a little more.
+
+    0 where both are the same infinity; any two floats.
+    """
+    if a == b:
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a - b
+    return float(Decimal(repr(float(a))) - Decimal(repr(float(b))))
+
+
+def share(part: float, whole: float) -> float:
+    """part / whole of the decimal numbers that people read; `whole` finite and not 0."""
+    if not math.isfinite(part):
+        return part / whole
+    return float(Decimal(repr(float(part))) / Decimal(repr(float(whole))))

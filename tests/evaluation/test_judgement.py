@@ -17,7 +17,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.intervals import bootstrap_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
-from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful
+from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
 from trtpipe.job.job import BOXED
 from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
@@ -130,6 +130,17 @@ def judgement(metric: OwnMetric, labels: Labels, reference: dict[str, Any], name
     """One metric over labels."""
     ids = tuple(map(str, range(len(reference["y"]))))
     return Judgement((judge(name, metric, labelled=labels is not None),), labels, ids, reference)
+
+
+@pytest.mark.parametrize("wrong", range(1, 100))
+def test_a_drop_passes_exactly_where_it_meets_its_limit(wrong: int) -> None:
+    """29 of 100 lost are 0.29, though 1 - 0.71 of binary numbers is more."""
+    scores, labels = np.tile([0.0, 1.0, 0.0], (100, 1)), np.ones(100, np.int64)
+    worse = np.where(np.arange(100)[:, None] < wrong, [1.0, 0.0, 0.0], scores)
+    made = judgement(OwnMetric(function="top5", args={"k": 1}), labels, {"y": scores})
+    (drop,) = [m for m in made.measure({"y": worse})[0] if m.name == "m_drop"]
+    met, missed = (Limits(metrics={"m": MetricLimits(drop_max=n / 100)}) for n in (wrong, wrong - 1))
+    assert (judged(drop, met).passed, judged(drop, missed).passed) == (True, False)
 
 
 def test_figures_of_both_and_the_drop_with_a_paired_interval() -> None:

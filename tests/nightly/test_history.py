@@ -205,6 +205,15 @@ def test_float32_noise_is_no_regression():
     assert compare(outcome(sqnr=140.0), [outcome(sqnr=math.inf)], LIMITS)[1] == ()
 
 
+
+@pytest.mark.parametrize("right", range(2, 101))
+def test_a_figure_that_is_worse_by_what_it_may_be_is_no_regression(right):
+    """0.93 less 0.92 of binary numbers is more than the 0.01 that a night allows."""
+    before, limits = outcome(accuracy=right / 100), parse_limits(("accuracy_engine=0.01",))
+    assert compare(outcome(accuracy=(right - 1) / 100), [before], limits)[1] == ()
+    assert len(compare(outcome(accuracy=(right - 2) / 100), [before], limits)[1]) == 1
+
+
 def test_a_slow_decline_is_caught_by_the_trend():
     """Each step is within the limit of 0.01; against the median of the past it is not."""
     past = [outcome(accuracy=a) for a in (0.885, 0.892, 0.9, 0.9, 0.9)]  # the latest first

@@ -23,6 +23,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
+from trtpipe.figures import less
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
 
@@ -62,12 +63,7 @@ class Figure:
         a, b, of_a, of_b = self.rows, other.rows, self.total, other.total
         if a is None or b is None or of_a is None or of_b is None:
             return None
-        return intervals.bootstrap_interval(lambda chosen: sign * _less(of_a(a[chosen]), of_b(b[chosen])), len(a))
-
-
-def _less(a: float, b: float) -> float:
-    """a - b; 0 where both are the same infinity."""
-    return 0.0 if a == b else a - b
+        return intervals.bootstrap_interval(lambda chosen: sign * less(of_a(a[chosen]), of_b(b[chosen])), len(a))
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,7 @@ class Judgement:
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1
                 made.insert(0, Metric(judge.name + BASELINE, output, before.value))
-                drop = sign * _less(before.value, after.value)
+                drop = sign * less(before.value, after.value)
                 made.append(Metric(judge.name + DROP, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
         return metrics, [*(f"{m.name} is NaN" for m in metrics if math.isnan(m.value)), *problems]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trtpipe.errors import FAILED, InputError, did_you_mean
 from trtpipe.evaluation.limits import DROP
 from trtpipe.evaluation.metrics import BEST
-from trtpipe.figures import beside, exact
+from trtpipe.figures import beside, exact, less, share
 from trtpipe.nightly.outcome import THERE, Comparison, JobOutcome
 
 EXACT_DB = 100.0
@@ -152,14 +152,14 @@ def _worse(limit: Limit, before: float, now: float) -> float:
     """By how much; NaN is the worst there is."""
     if math.isnan(now):
         return math.inf
-    if before == now:
-        return 0.0
-    difference = before - now if limit.larger_is_better else now - before
+    difference = less(before, now) if limit.larger_is_better else less(now, before)
     if not limit.relative:
         return difference
     if abs(difference) < limit.least:
         return 0.0
-    return difference / abs(before) if before else math.inf
+    if difference == 0:
+        return 0.0
+    return share(difference, abs(before)) if before else math.inf
 
 
 def _line(name: str, output: str, before: float, now: float, worse: float, limit: Limit, against: str) -> str:
