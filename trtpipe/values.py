@@ -105,8 +105,7 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `kind` is
-    what it was made of: eager code, a .pt2 program or an ONNX file. `classes` is the model's own list of its classes'
-    names, if it has one.
+    what it was made of: eager code, a .pt2 program or an ONNX file. `classes` are the names that it gives its own.
     """
 
     module: torch.nn.Module
@@ -135,8 +134,8 @@ BASELINES: Mapping[BaselineKind, str] = {
 class Baseline:
     """The outputs of the model in FP32 on the check data: as TorchScript, or what `BASELINES` says of the kind.
 
-    `outputs` maps output name to float32 [S, ...], one row a sample, or [B, ...], one row a batch, where the output has
-    no batch axis; `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
+    `outputs` by name: float32 [S, ...], one row a sample, or [B, ...], one row a batch, where there is no batch axis;
+    `labels`: int64 [S] or None (-1: unknown); `ids` of samples; `mixed`: outputs [S, ...] that depend on the batch.
     """
 
     kind: BaselineKind
@@ -145,6 +144,7 @@ class Baseline:
     ids: tuple[str, ...]
     eager_max_abs: float
     notes: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

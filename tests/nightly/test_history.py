@@ -205,7 +205,6 @@ def test_float32_noise_is_no_regression():
     assert compare(outcome(sqnr=140.0), [outcome(sqnr=math.inf)], LIMITS)[1] == ()
 
 
-
 @pytest.mark.parametrize("right", range(2, 101))
 def test_a_figure_that_is_worse_by_what_it_may_be_is_no_regression(right):
     """0.93 less 0.92 of binary numbers is more than the 0.01 that a night allows."""

@@ -37,6 +37,9 @@ HEADS = {
     "two lists": lambda y: torch.cat([y, -y]),
     "flat": lambda y: y.reshape(-1),
     "detections": lambda y: y.reshape(-1, 2)[:3],
+    "rows of others": lambda y: y.flip(0),
+    "less their mean": lambda y: y - y.mean(0),
+    "normed by the batch": nn.BatchNorm1d(6, track_running_stats=False),
 }
 
 
@@ -72,7 +75,8 @@ SAMPLES = 11
 def job(folder: Path, head: str, batch: Any = "N", module: str = "net_of_shapes", net: str = NET) -> Path:
     (folder / f"{module}.py").write_text(net)
     np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32))
-    x: dict[str, Any] = {"shape": [batch, 4]} | ({"N": {"min": 2, "opt": 3, "max": 4}} if batch == "N" else {})
+    sizes = batch if isinstance(batch, dict) else {"min": 2, "opt": 3, "max": 4}
+    x: dict[str, Any] = {"shape": [batch, 4]} if isinstance(batch, int) else {"shape": ["N", 4], "N": sizes}
     text = {
         "name": "shapes",
         "model": {"factory": f"{module}:make", "args": {"head": head}},
@@ -137,6 +141,30 @@ def test_every_layout_goes_down_the_line(
             assert len(capsys.readouterr().out.splitlines()) == 2 * size
     rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
     assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
+
+
+@pytest.mark.parametrize("head", ["rows of others", "less their mean", "normed by the batch"])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_samples_that_depend_on_their_batch_are_run_in_the_checks_batches(
+    tmp_path: Path, head: str, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever size that is: the golden inputs in others give other outputs, and the optimizer was blamed for it."""
+    path = job(tmp_path, head, {"min": 2, "opt": 3, "max": 16}, module=f"net_of_{size}_others")
+    made = build(load_job(path, (f"check.batch_size={size}",)), tmp_path / "out", Silent())
+    assert made.report.passed, made.report.problems
+    assert any("depends on the others in its batch" in note for note in made.report.notes)
+    golden = made.bundle.golden()
+    assert golden.batch == size
+    assert golden.samples == min(SAMPLES, -(-8 // size) * size)
+    with load(tmp_path / "out" / "shapes") as model:
+        assert model.notes == ()
+        assert recheck(model).passed
+    rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
+    assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
+    assert main(["export", str(tmp_path / "out" / "shapes"), str(tmp_path / "models"), "--to", "triton"]) == 0
+    assert "optimizations" not in capsys.readouterr().err
+    kit = write_kit(load_job(path, (f"check.batch_size={size}",)), tmp_path / "kits", Silent())
+    assert finish_kit(kit.bundle.path, tmp_path / "finished", Silent()).report.passed
 
 
 @pytest.mark.parametrize("head", ["rows", "batch last", "scalar", "two lists"])

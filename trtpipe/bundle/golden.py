@@ -19,8 +19,9 @@ from trtpipe.values import TensorSpec
 class Golden:
     """`inputs` in the binding dtypes, [S, ...]; `outputs` of the baseline in float32, one row a sample, [S, ...].
 
-    An output without a batch axis has one row for each `batch` samples, [ceil(S / batch), ...]; `batch` is None where
-    there is no such output. `labels` is int64 [S] (-1: unknown) or None.
+    `batch` is how many samples were run at a time where an output depends on the others of its batch, else None. An
+    output without a batch axis has one row for each batch, [ceil(S / batch), ...]. `labels` is int64 [S] (-1: unknown)
+    or None.
     """
 
     inputs: Mapping[str, Array]
@@ -33,9 +34,13 @@ class Golden:
         """How many samples there are."""
         return int(next(iter(self.inputs.values())).shape[0])
 
+    def batches(self, size: int) -> list[dict[str, Array]]:
+        """The inputs in order, `size` samples at a time; the last batch may hold fewer."""
+        return [{n: a[start : start + size] for n, a in self.inputs.items()} for start in range(0, self.samples, size)]
+
 
 def first(golden: Golden, outputs: tuple[TensorSpec, ...], count: int = KEPT_SAMPLES) -> Golden:
-    """The first `count` samples, or all where there are fewer; whole batches where an output has no batch axis."""
+    """The first `count` samples, or all where there are fewer; whole batches where outputs depend on those."""
     size = golden.batch or 1
     batches = -(-min(count, golden.samples) // size)
     count = min(count, golden.samples) if golden.batch is None else min(batches * size, golden.samples)
@@ -86,7 +91,7 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
     wanted = {f"{side}:{spec.name}": (side, spec) for side, specs in sides.items() for spec in specs}
     whole = {f"output:{s.name}" for s in outputs if s.batch_axis is None}
     batch = tensors.get("batch")
-    known = set(wanted) | ({"labels"} & set(tensors)) | ({"batch"} if whole else set())
+    known = set(wanted) | ({"labels", "batch"} & set(tensors)) | ({"batch"} if whole else set())
     if odd := sorted(known ^ set(tensors)):
         raise InputError(
             f"{where}: must hold each binding once and nothing else (got a difference at {odd[0]}). {again}"

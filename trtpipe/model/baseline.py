@@ -129,7 +129,8 @@ def _recorded(
         _require_held(spec, outputs_of_all[spec.name], loaded.module)
     _require_agreement(loaded, name, outputs_of_all, worst, largest, args)
     every = np.concatenate(labels)
-    notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
+    mixed = _mixed(loaded, batching, first, outputs_of_all, device)
+    notes = tuple(mixed.values())
     if device != CPU:
         notes = (f"baseline: computed by PyTorch on {device}", *notes)
     padded = len(ids) % batch_size if batching.whole else 0
@@ -140,6 +141,7 @@ def _recorded(
         tuple(ids),
         worst,
         (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
+        tuple(mixed),
     )
 
 
@@ -231,34 +233,39 @@ def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> 
             )
 
 
-def _batch_notes(
+def _mixed(
     loaded: LoadedModel,
     batching: Batching,
     first: Mapping[str, Array],
     outputs: Mapping[str, Array],
     device: str,
-) -> tuple[str, ...]:
-    """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`."""
+) -> dict[str, str]:
+    """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`;
+    where that is the least, than in a larger one, filled up with zeros."""
     import torch
 
-    low, there = batching.inputs[0].at("min")[0], len(next(iter(first.values())))
-    if low >= there:
-        return ()
-    args = sent([torch.from_numpy(first[s.name][:low]) for s in loaded.inputs], device)
+    (low, high), there = (batching.inputs[0].at(k)[0] for k in ("min", "max")), len(next(iter(first.values())))
+    size = low if low < there else min(high, 2 * there)
+    if size == there:
+        return {}
+    low = min(size, there)
+    pieces = [first[s.name][:low] for s in loaded.inputs]
+    filled_up = [np.concatenate([a, np.zeros((size - low, *a.shape[1:]), a.dtype)]) for a in pieces]
+    args = sent([torch.from_numpy(a) for a in filled_up], device)
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
         alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
-    notes = []
+    notes = {}
     for name, rows in batching.rows(alone, low).items():
         wanted = outputs[name][:low]
         if name in batching.whole or rows.shape != wanted.shape or not wanted.size:
             continue
         off = float(np.abs(rows.astype(np.float64) - wanted).max())
         if off > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-            notes.append(
+            notes[name] = (
                 f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "
-                f"between a batch of {there}, as checked, and of {low}"
+                f"between a batch of {there}, as checked, and of {size}"
             )
-    return tuple(notes)
+    return notes
 
 
 def _named(ids: tuple[str, ...]) -> str:

@@ -202,11 +202,13 @@ def int8_weights(engine: Engine) -> WeightBytes | None:
 
 
 def golden_data(job: Job, prepared: PreparedJob, count: int = KEPT_SAMPLES) -> Golden:
-    """The first `count` check samples, in whole batches where an output has no batch axis, and their outputs."""
+    """The first `count` check samples, in whole batches where an output depends on those, and their outputs."""
     how, baseline = batching(job, prepared), prepared.baseline
     batches = itertools.islice(prepared.check_source.batches(how.size), -(-count // how.size))
     inputs = joined(b.arrays for b in batches)
     samples = len(next(iter(inputs.values())))
     labels = None if baseline.labels is None else baseline.labels[:samples]
-    held = Golden(inputs, how.first(baseline.outputs, samples), labels, how.size if how.whole else None)
+    held = Golden(
+        inputs, how.first(baseline.outputs, samples), labels, how.size if how.whole or baseline.mixed else None
+    )
     return golden.first(held, how.outputs, count)

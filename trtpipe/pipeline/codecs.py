@@ -70,6 +70,7 @@ def _dump_recorded(recorded: Recorded) -> Stored:
         "ids": list(baseline.ids),
         "eager_max_abs": baseline.eager_max_abs,
         "notes": list(baseline.notes),
+        "mixed": list(baseline.mixed),
         "classes": None if recorded.classes is None else list(recorded.classes),
     }
     return facts, {_OUTPUTS: save_tensors(tensors)}
@@ -85,6 +86,7 @@ def _load_recorded(entry: Entry) -> Recorded:
         tuple(facts["ids"]),
         facts["eager_max_abs"],
         tuple(facts["notes"]),
+        tuple(facts["mixed"]),
     )
     return Recorded(baseline, None if facts["classes"] is None else tuple(facts["classes"]))
 

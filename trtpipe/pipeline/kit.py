@@ -219,7 +219,7 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> t
     golden = kit.golden()
     size = golden.batch or manifest.inputs[0].at("max")[0]
     data = CheckData(
-        lambda: [golden.inputs],
+        lambda: golden.batches(size),
         golden.outputs,
         golden.labels,
         golden.samples,

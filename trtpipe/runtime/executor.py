@@ -258,7 +258,8 @@ def deviation(runner: OpenRunner, bundle: Bundle, slack: float = 1.0) -> str:
     golden = golden_data.first(bundle.golden(), manifest.outputs)  # a kit holds every sample of its check
     size = golden.batch or manifest.inputs[0].at("opt")[0]
     how = Batching(manifest.inputs, manifest.outputs, size, manifest.build.profiles)
-    got = joined(how.rows(runner.run(piece), samples) for piece, samples in how.pieces(golden.inputs))
+    pieces = (piece for batch in golden.batches(size) for piece in how.pieces(batch))
+    got = joined(how.rows(runner.run(piece), samples) for piece, samples in pieces)
     for spec in manifest.outputs:
         limit = _checked_distance(manifest.check, spec)
         if limit is not None and (why := _beyond(golden.outputs[spec.name], got[spec.name], limit, slack)):

@@ -36,17 +36,13 @@ def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
     recorded = model.manifest.check.control if model.manifest.check is not None else None
     how = model.batching(golden.batch or model.batch[1])
 
-    def batches() -> list[Mapping[str, Array]]:
-        starts = range(0, golden.samples, how.size)
-        return [{n: a[start : start + how.size] for n, a in golden.inputs.items()} for start in starts]
-
     def swapped() -> AbstractContextManager[Executor]:
         return nullcontext(Executor(_Swapped(model.runner, how), model.executed))
 
     report = check_engine(
         model.runner,
         model.executed,
-        CheckData(batches, golden.outputs, golden.labels, golden.samples, how),
+        CheckData(lambda: golden.batches(how.size), golden.outputs, golden.labels, golden.samples, how),
         limits,
         damaged=None if recorded is not None else Damaged(swapped, "every output", "its neighbour's"),
         control=recorded,
