@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import time
 
@@ -14,7 +15,7 @@ from trtpipe.nightly import run as running
 from trtpipe.nightly.history import History
 from trtpipe.nightly.options import Options, Unwatched
 from trtpipe.nightly.outcome import JobOutcome, lines
-from trtpipe.nightly.pool import Event
+from trtpipe.nightly.pool import Event, Pool, Slot
 from trtpipe.nightly.task import plain
 from trtpipe.trt.driver import Driver
 
@@ -176,3 +177,20 @@ def test_the_only_job_of_a_night_is_stopped(workers, place, number, tmp_path):
     if not workers:
         resumed = json.loads(nights.run("nightly", *where, "--resume", "--json", cwd=tmp_path))
         assert (resumed["resumed"], outcomes(resumed)) == (True, {"only": "built"})
+
+
+def test_a_worker_that_begins_is_not_interrupted_with_its_night(tmp_path, capfd):
+    """Ctrl-C reaches the whole process group; what a worker imports takes seconds, and it printed a traceback."""
+    with Pool([Slot("w", 1, log=tmp_path / "log")]) as pool:
+        (worker,) = pool._workers
+        worker.begin()
+        began = time.monotonic()
+        os.kill(worker._process.pid, signal.SIGINT)
+        while not (tmp_path / "log").exists():  # it is written once interrupts are ignored
+            assert worker._process.is_alive()
+            assert time.monotonic() < began + 60
+            os.kill(worker._process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert worker._process.exitcode == 0
+    assert capfd.readouterr() == ("", "")

@@ -145,15 +145,19 @@ class _Worker:
     def start(self, task: Task) -> None:
         pipe = self.pipe
         if pipe is None or self._process is None or not self._process.is_alive():
-            self.pipe, theirs = self._context.Pipe()
-            pipe = self.pipe
-            arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
-            self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
-            self._process.start()
-            theirs.close()
+            pipe = self.begin()
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
             pipe.send(task_to_plain(task))
+
+    def begin(self) -> connection.Connection:
+        self.pipe, theirs = self._context.Pipe()
+        arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
+        self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
+        with _interrupts_held():
+            self._process.start()
+        theirs.close()
+        return self.pipe
 
     def receive(self) -> Iterator[Event]:
         task, pipe, process = self.task, self.pipe, self._process
@@ -190,9 +194,21 @@ class _Worker:
             self._process.join()
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process that begins in this block is not interrupted until `_serve` ignores that: importing what it runs takes
+    seconds. This one is interrupted behind the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: int | None, log: Path | None) -> None:
     """The worker's loop: take a job from the pipe, run it, send its outcome back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _load_data_as_elsewhere()
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
