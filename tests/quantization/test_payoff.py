@@ -284,6 +284,26 @@ def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so(
     assert gains_nothing(captured(norm, 16, 4, 4), "tensorrt_rtx", INT8, Keep()) == ({}, (nothing,))
 
 
+class Recurrent(nn.Module):
+    """A linear of many rows behind a recurrent layer."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.steps, self.head = kind(4, 16, batch_first=True), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.steps(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_of_an_engine_with_a_loop_no_size_is_said(kind: type[nn.RNNBase]) -> None:
+    """One of GRUs is smaller with its linears in 8 bits, and one of RNNs is larger."""
+    graph = captured(Recurrent(kind), 64, 4)
+    assert gains_nothing(graph, "tensorrt_rtx", INT8, Keep()) == ({}, ())
+    linears = captured(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16)), 64, 4)
+    assert "engine is smaller" in gains_nothing(linears, "tensorrt_rtx", INT8, Keep())[1][0]
+
+
 @pytest.mark.parametrize("number_format", ["int8", "fp8"])
 @pytest.mark.parametrize("widths", [[16, 16], [256, 2048, 256], [256, 900, 256], [900, 900], [900, 900, 16], [16, 900]])
 def test_what_a_note_says_of_the_engines_size_is_what_the_kernels_and_weights_sum_to(

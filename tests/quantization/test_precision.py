@@ -142,6 +142,12 @@ class Many(nn.Module):
         norms = (nn.GroupNorm(4, 16), nn.InstanceNorm2d(16), nn.LayerNorm(8), nn.PReLU(16))
         self.flat = nn.ModuleList([*flat, *norms, nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Linear(8, 8)])
         self.line = nn.ModuleList([nn.Conv1d(16, 16, 3, 1, 1), nn.ConvTranspose1d(16, 16, 3, 1, 1)])
+        recurrent = (
+            nn.GRU(16, 16, batch_first=True),
+            nn.LSTM(16, 16, batch_first=True),
+            nn.RNN(16, 16, batch_first=True),
+        )
+        self.steps = nn.ModuleList([*recurrent, nn.GRU(16, 8, batch_first=True, bidirectional=True)])
         self.deep = nn.ModuleList([nn.Conv3d(16, 16, 3, 1, 1), nn.ConvTranspose3d(16, 16, 3, 1, 1)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -149,6 +155,7 @@ class Many(nn.Module):
         several = [getattr(torch.nn.functional, name)(y) for name in self.FUNCTIONS]
         several += [module(y) for module in self.flat]
         several += [module(y.flatten(2)).view_as(y) for module in self.line]
+        several += [module(y[..., :2, 0].mT)[0].mT.mean(2)[..., None, None].expand_as(y) for module in self.steps]
         several += [module(y[:, :, None])[:, :, 0] for module in self.deep]
         several += [
             y @ y.transpose(2, 3),
@@ -163,7 +170,7 @@ def test_tensorrt_rtx_builds_every_operation_in_half_precision(half: torch.dtype
     found = quantize(captured, int8=False, half=half, keep=Keep(), amax={}, ranges={})
     narrow = {layer.op for layer in found.layers if layer.reason == "TensorRT-RTX has no BF16 for it"}
     transposed = {f"conv_transpose{n}d" for n in (1, 2, 3)}
-    assert narrow == ({"hardswish", "mish", *transposed} if half is torch.bfloat16 else set())
+    assert narrow == ({"hardswish", "mish", "gru", *transposed} if half is torch.bfloat16 else set())
     build = Build(target="tensorrt_rtx", compute_capability=("8.9",))
     assert build_isolated(to_onnx(found), build, progress=Silent()).data
 

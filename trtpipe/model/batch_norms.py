@@ -48,10 +48,10 @@ def fuse_linear_bn(graph: torch.fx.GraphModule) -> None:
         if op_name(linear) != "linear" or node.args[3] is None:
             continue
         x, weight, bias = (*linear.args, None)[:3]
-        (_, scale), (_, shift) = _steps(graph, *node.args[1:5], node.args[BATCH_NORMS[op_name(node)]], node)  # type: ignore[arg-type]
+        scale, shift = _affine(graph, node)
         held = constant_value(graph, weight)
-        moved = 0.0 if bias is None else constant_value(graph, bias) * scale
-        new = {"weight": held * scale[:, None], "bias": moved + shift}  # type: ignore[index]
+        shift = shift if bias is None else constant_value(graph, bias) * scale + shift
+        new = {"weight": held * scale[:, None], "bias": shift}
         fused = [add_constant(graph, f"{linear.name}_{n}", v.to(held.dtype), linear) for n, v in new.items()]
         linear.args = (x, *fused)
         for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
@@ -63,30 +63,37 @@ def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.
     """Those among `which` as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has
     scales of its own, or other readers. TensorRT fuses the two."""
     for node in [n for n in which if op_name(n) in BATCH_NORMS]:
-        given: list[Any] = list(node.args)
-        (x, weight, bias, mean, var), eps = given[:5], given[BATCH_NORMS[op_name(node)]]
-        if mean is None or var is None:
+        if node.args[3] is None or node.args[4] is None:
             continue
+        x: Any = node.args[0]
         y = x
-        for what, value in _steps(graph, weight, bias, mean, var, eps, node):
+        for what, value in _steps(graph, node):
             y = _with(graph, node, what, y, value, x.meta["val"])
         for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
             taken.replace_all_uses_with(y)
     graph.graph.eliminate_dead_code()
 
 
-def _steps(
-    graph: torch.fx.GraphModule, weight: Any, bias: Any, mean: Any, var: Any, eps: float, node: torch.fx.Node
-) -> list[tuple[str, torch.Tensor | torch.fx.Node]]:
+def _affine(graph: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a batch norm with constant parameters multiplies x with, and adds then: float64 [C] each."""
+    given: Any = node.args
+    weight, bias, mean, var = (None if v is None else constant_value(graph, v) for v in given[1:5])
+    assert mean is not None
+    assert var is not None
+    scale = (var.double() + given[BATCH_NORMS[op_name(node)]]).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale
+    return scale, shift if bias is None else shift + bias
+
+
+def _steps(graph: torch.fx.GraphModule, node: torch.fx.Node) -> list[tuple[str, torch.Tensor | torch.fx.Node]]:
     """What is multiplied with, added to or taken from x, in order: two constants where all parameters are constant."""
-    held = [v for v in (weight, bias, mean, var) if isinstance(v, torch.fx.Node)]
-    if all(is_constant(v) for v in held):
-        scale = (constant_value(graph, var).double() + eps).rsqrt()
-        scale = scale if weight is None else scale * constant_value(graph, weight)
-        shift = -constant_value(graph, mean) * scale
-        return [("mul", scale), ("add", shift if bias is None else shift + constant_value(graph, bias))]
+    given: Any = node.args
+    weight, bias, mean, var = given[1:5]
+    if all(is_constant(v) for v in (weight, bias, mean, var) if v is not None):
+        return list(zip(("mul", "add"), _affine(graph, node), strict=True))
     with graph.graph.inserting_before(node):
-        deviation = graph.graph.call_function(torch.ops.aten.add.Scalar, (var, eps))
+        deviation = graph.graph.call_function(torch.ops.aten.add.Scalar, (var, given[BATCH_NORMS[op_name(node)]]))
         deviation = graph.graph.call_function(torch.ops.aten.rsqrt.default, (deviation,))
     steps = [("sub", mean), ("mul", deviation), ("mul", weight), ("add", bias)]
     return [(what, value) for what, value in steps if value is not None]

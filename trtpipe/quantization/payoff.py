@@ -92,6 +92,9 @@ OWN_KERNEL = (
     "layer_norm", "native_layer_norm",
 )  # fmt: skip
 
+#: Of an engine with a loop P4 does not tell whether it is smaller: with FP8 one of GRUs is, and one of RNNs is not.
+RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+
 ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"
 ATTENTION = "attention: INT8 rounds most of a softmax' probabilities to zero, and TensorRT fuses attention in FP16 too"
@@ -176,13 +179,13 @@ def gains_nothing(
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
     if wide and len(wide) == len(eight):
-        larger = by_size(nodes)
+        larger = {} if any(op_name(n) in RECURRENT for n in calls(graph.graph)) else by_size(nodes)
         reasons = "; ".join(dict.fromkeys(why for n, why in wide.items() if n in by_shape or n in larger))
         # Of sizes a note says what P4 says of all operations, and nothing where it keeps none of them wide.
         note = NOTHING_GAINS if not larger else ONLY_SIZE if len(larger) < len(nodes) else ALL_LARGER
         wide = larger if note is ONLY_SIZE else {}
         titles = " and ".join(FORMATS[f].title for f in ("int8", "fp8") if f in eight.values())
-        notes = (note.format(modes=titles, reasons=reasons),)
+        notes = (note.format(modes=titles, reasons=reasons),) if reasons else ()
     return {n.name: why for n, why in wide.items()}, notes
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
     from trtpipe.values import NumberFormatName, Target
 
-#: ATen operators without BF16: TensorRT-RTX 1.7.1's ONNX parser takes none for HardSwish and Mish, and its builder
+#: ATen operators without BF16: TensorRT-RTX 1.7.1's ONNX parser takes none for HardSwish, Mish and GRU, and its builder
 #: infers no type of a transposed convolution in it.
-NO_BF16 = ("hardswish", "mish", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+NO_BF16 = ("hardswish", "mish", "gru", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 #: TensorRT's own ONNX operator that quantizes activations to NVFP4, in the domain "trt".
 DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
