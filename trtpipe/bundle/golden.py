@@ -35,7 +35,7 @@ class Golden:
         return int(next(iter(self.inputs.values())).shape[0])
 
     def batches(self, size: int) -> list[dict[str, Array]]:
-        """The inputs in order, `size` samples at a time; the last batch may hold fewer."""
+        """The inputs in order, [size, ...] each in their dtypes; the last batch may hold fewer."""
         return [{n: a[start : start + size] for n, a in self.inputs.items()} for start in range(0, self.samples, size)]
 
 

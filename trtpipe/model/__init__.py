@@ -15,6 +15,7 @@ __all__ = [
     "nodes",
     "onnx",
     "pt2e",
+    "recorded",
     "sites",
     "torch_versions",
 ]

@@ -20,6 +20,8 @@ Run = Callable[["tuple[torch.Tensor, ...]"], object]
 def record(run: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[Callable[[], None], Any]:
     """What launches all that `run(*inputs)` launches, for the same memory; and what it returned, filled by each launch.
 
+    The inputs are CUDA tensors of any shape and dtype, which each launch reads again.
+
     The host's part of `run` is done once, here, and nothing is computed. Libraries must have loaded their kernels, so
     `run` was called before.
     """
