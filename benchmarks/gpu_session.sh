@@ -6,10 +6,11 @@
 # Run it in the repository. The machine has python3 with torch; what else is needed lies as wheels in the folders WHEELS
 # (default: .whl) and is installed into SITE (default: build/site), beside what is there, which is left alone. A wheel
 # that came in pieces, NAME.whl.part-00, NAME.whl.part-01 and so on, is put together first, from all folders at once.
-# STEPs, in order, default all: unpack rtx test bench calibration. Everything is written to $OUT (default: out/gpu):
-# session.log, and $OUT/benchmarks/results. Each step is given SECONDS (default: 540); one that fails does not
-# keep the next from running, and the exit status says so at the end. Arguments of the step `bench` go into ARGS, so that
-# a long table can be made in several visits of one machine: ARGS="--models resnet50" benchmarks/gpu_session.sh bench
+# STEPs, in order, default all: unpack rtx test bench calibration devices engines. The last two want the trained networks
+# of benchmarks/zoo.py in the folder ZOO, and are left out without it. Everything is written to $OUT (default: out/gpu):
+# session.log, and $OUT/benchmarks/results. Each step is given SECONDS (default: 540); one that fails does not keep the
+# next from running, and the exit status says so at the end. `bench` prepares its networks together; its arguments go
+# into ARGS, so that a long table can be made in several visits: ARGS="--models resnet50" benchmarks/gpu_session.sh bench
 set -euo pipefail
 
 wheels=()
@@ -20,13 +21,13 @@ while getopts "w:s:t:" option; do
         w) wheels+=("$OPTARG") ;;
         s) site=$OPTARG ;;
         t) limit=$OPTARG ;;
-        *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 [ ${#wheels[@]} -gt 0 ] || wheels=(.whl)
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(unpack rtx test bench calibration)
+[ ${#steps[@]} -gt 0 ] || steps=(unpack rtx test bench calibration ${ZOO:+devices engines})
 
 out=${OUT:-out/gpu}
 mkdir -p "$out/benchmarks/results" "$site"
@@ -71,7 +72,11 @@ tests() {
     make test-gpu VENV="$environment" RESULTS="$results"
 }
 
-bench() { make bench-gpu VENV="$environment" RESULTS="$results"; }
+bench() { make bench-gpu VENV="$environment" RESULTS="$results" ARGS="--together ${ARGS:-}"; }
+
+devices() { python3 benchmarks/devices.py --results "$results"; }
+
+engines() { python3 benchmarks/engines.py --results "$results"; }
 
 calibration() {
     python3 benchmarks/calibration.py --device cuda --no-memory --json >"$results/calibration-cuda.json"
@@ -87,9 +92,9 @@ for folder in "${wheels[@]}"; do again+=(-w "$folder"); done
 failed=()
 for step in "${steps[@]}"; do
     case $step in
-        unpack | rtx | bench | calibration) run=$step ;;
+        unpack | rtx | bench | calibration | devices | engines) run=$step ;;
         test) run=tests ;;
-        *) echo "no step $step: unpack, rtx, test, bench, calibration" >&2; exit 2 ;;
+        *) echo "no step $step: unpack, rtx, test, bench, calibration, devices, engines" >&2; exit 2 ;;
     esac
     echo "== $step" | tee -a "$out/session.log"
     status=0

@@ -170,3 +170,20 @@ def test_what_trtpipe_itself_requires_has_its_command(monkeypatch):
     found = doctor.examine()
     assert {(a.possible, a.reason) for a in found.abilities} == {(False, "pillow not installed")}
     assert found.commands == ("pip install 'pillow>=10.0'",)
+
+
+@pytest.mark.parametrize(
+    ("torch", "command"),
+    [
+        ("2.6.0", "pip install --force-reinstall --no-deps 'torchvision==0.21.*'"),
+        ("2.11.0+cu130", "pip install --force-reinstall --no-deps 'torchvision==0.26.*'"),
+        ("2.14.1", "pip install --force-reinstall --no-deps 'torchvision==0.29.*'"),
+        ("2.15.0", "pip install --force-reinstall --no-deps 'torchvision==0.29.*'"),
+    ],
+)
+def test_a_torchvision_of_another_pytorch_is_replaced_by_the_one_that_fits(torch, command, monkeypatch):
+    """By itself: the newest one with what it needs would replace PyTorch."""
+    known = {"torch": Package("torch", torch), "torchvision": Package("torchvision", "0.20.0")}
+    monkeypatch.setattr(packages, "package", known.get)
+    said = packages.broken("torchvision", RuntimeError("operator torchvision::nms does not exist"))
+    assert said.endswith(f"packages that it needs. Run: {command}")

@@ -174,6 +174,8 @@ def broken(module: str, reason: object) -> str:
     installed = package(module)
     name = module if installed is None else installed.distribution
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
+    if name == "torchvision" and (torch := package("torch")) is not None:
+        again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
     said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
     cannot = f"{module} is installed and cannot be imported ({said})."
     if "failed to map segment" in said or "Cannot allocate memory" in said:
@@ -181,6 +183,13 @@ def broken(module: str, reason: object) -> str:
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
     return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"
+
+
+def _torchvision_for(torch: str) -> str:
+    """The torchvision of a release of PyTorch, whose numbers go up together: 0.21 is 2.6's, and 0.29 that of 2.14 and,
+    until there is one, of later ones (docs/support.md). Installed by itself it leaves PyTorch as it is."""
+    minor = re.match(r"2\.(\d+)", torch)
+    return f"torchvision==0.{min(int(minor[1]) + 15, 29)}.*" if minor else "torchvision"
 
 
 @dataclass(frozen=True)
