@@ -87,6 +87,11 @@ class Bound(torch.nn.Module):
         """How many tensors the network returns for one batch of the bound inputs, [B, ...] in the job's dtypes."""
         return len(list(tensors(self.network(*self.prepared(inputs)))))
 
+    def left_out(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """Names of what the network returns and the job does not, for one batch as in `count`."""
+        found = _by_path(self.network(*self.prepared(inputs)))
+        return tuple(n for n in found if n not in self.output_names) if found.keys() >= set(self.output_names) else ()
+
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
         """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
 

@@ -15,6 +15,9 @@ from trtpipe.model.export import filled
 from trtpipe.model.failures import place_of, typed_line
 from trtpipe.values import DimRange, TensorSpec
 
+#: Outputs that a note names.
+_MOST_NAMED = 6
+
 if TYPE_CHECKING:
     import torch
 
@@ -76,6 +79,19 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             batch_axis = with_batch[k][0][0]
         specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k not in in_order))
     return tuple(specs)
+
+
+def left_out(module: Bound, inputs: tuple[TensorSpec, ...]) -> str:
+    """A note on what the model returns and the job leaves out, found as `output_specs` does; empty where that is
+    nothing."""
+    import torch
+
+    with torch.inference_mode():
+        names = module.left_out(_MadeUp(module, inputs, whole_value(module, inputs)).args(_first_sizes(inputs)))
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"outputs: the model returns {', '.join(names[:_MOST_NAMED])}{more} too, which the job leaves out"
 
 
 def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:

@@ -151,7 +151,7 @@ def describe(
     parts |= {} if graph is None else {"onnx": hashlib.sha256(graph.data).hexdigest()}
     parts |= {f"plugin {name}": hashlib.sha256(data).hexdigest() for name, data in plugins.items()}
     made_from = source_fingerprint(job, parts)
-    notes = [*lowered.model_notes, *lowered.notes]
+    notes = [*lowered.notes]
     if table is not None:
         notes += table_notes(job, table, lowered)
     notes += report.notes

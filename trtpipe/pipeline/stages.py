@@ -322,7 +322,7 @@ def judged(
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
     report = with_corners(report, runner, batching(job, prepared), samples, expected)
-    unmet = (*job.unused(), *lowered.unmet, *_unfitted(job, prepared))
+    unmet = (*job.unused(), *lowered.model_notes, *lowered.unmet, *_unfitted(job, prepared))
     return replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
 
 
