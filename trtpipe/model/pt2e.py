@@ -87,9 +87,8 @@ def fuse_conv_bn(module: torch.fx.GraphModule) -> None:
     for conv in [n for n in calls(graph) if "conv" in op_name(n)]:
         for held in [n for n in conv.args[1:3] if isinstance(n, torch.fx.Node) and is_constant(n)]:
             value = attribute(module, held)
-            if isinstance(value, torch.Tensor) and not isinstance(
-                value, torch.nn.Parameter
-            ):  # the library can put the norm into parameters alone
+            # The library can put the norm into parameters alone.
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                 held.target = free_name(module, f"{conv.name}_held")
                 module.register_parameter(held.target, torch.nn.Parameter(value, requires_grad=False))
     graph.eliminate_dead_code = bool  # type: ignore[method-assign, assignment]  # called without arguments: nothing was removed
