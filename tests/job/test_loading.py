@@ -32,7 +32,7 @@ def test_a_limit_is_not_taken_away_by_an_empty_variable_of_the_shell(folder, tex
     with pytest.raises(JobErrors) as raised:
         load_job(write(folder), [text])
     assert str(raised.value) == (
-        "--set: check.limits.cosine_min: must have a value (got nothing). Write null to go without it."
+        "--set: check.limits.cosine_min: must have a value (got nothing). Write null where it may be left out."
     )
     limits = load_job(write(folder), ["check.limits={cosine_min: 0.5, sqnr_db_min: 1}", "check.limits.cosine_min=null"])
     assert limits.check.limits.given == {"sqnr_db_min": 1}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtpipe.nightly.outcome import Drift, NightlyReport, drift_line, lines
+from trtpipe.nightly.outcome import Drift, JobOutcome, NightlyReport, drift_line, lines
 from trtpipe.nightly.transport import unreachable
+from trtpipe.pipeline.cache.sources import UNWATCHED
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,13 @@ def test_whether_builds_differ(drift: Drift, line: str) -> None:
 def test_what_the_cache_gave_up_is_said() -> None:
     report = NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, (), evicted=("a", "b"))
     assert list(lines(report))[-1] == "cache: 2 entries evicted, least recently used first"
+
+
+def test_what_no_key_holds_is_said_where_people_read() -> None:
+    """A job that reads an environment variable is reused when that changes: the page alone said so."""
+    note = f"the job's code reads environment variables (SEED){UNWATCHED}"
+    jobs = tuple(JobOutcome(name, f"{name}.yaml", "reused", notes=("another", note)) for name in ("a", "b"))
+    assert list(lines(NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, jobs)))[-1] == f"note: a, b: {note}"
 
 
 @pytest.mark.parametrize(

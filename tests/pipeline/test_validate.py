@@ -229,13 +229,13 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
     real = metadata.version
 
     def version(name):
-        if name in ("torchao", "onnxscript", "pycocotools") or name.startswith("tensorrt"):
+        if name in ("torchao", "onnxscript", "jinja2", "numba", "networkx", "pycocotools") or name.startswith("tensorrt"):
             raise metadata.PackageNotFoundError(name)
         return real(name)
 
     monkeypatch.setattr(metadata, "version", version)
     assert messages(write(folder)) == [
-        "model: onnxscript is not installed. Run: pip install 'trtpipe[build]'",
+        "model: onnxscript, numba, networkx and jinja2 are not installed. Run: pip install 'trtpipe[build]'",
         "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
         "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
     ]

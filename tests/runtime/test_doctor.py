@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from trtpipe.cli import main as cli
+from trtpipe.packages import BUILDING
 from trtpipe.routes.options import Frontend
 from trtpipe.runtime import doctor
 from trtpipe.trt import driver, flavour, install, platforms
@@ -36,6 +37,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(install, "versions", lambda names: {n: there[n] for n in names if n in there})
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
         by_module = {module: packages.get(name) for name, module in doctor.PACKAGES}
+        by_module |= {name: packages.get(name, "1.0") for name in BUILDING}
         monkeypatch.setattr(doctor, "version", by_module.get)
         monkeypatch.setattr(doctor, "import_failures", lambda modules: failed or {})
         frontend = Frontend("tensorrt_rtx", "torch-tensorrt-rtx", "2.14.0") if by_module["torch_tensorrt"] else None
@@ -51,6 +53,15 @@ def can(found):
 
 def why(found, what):
     return next(a.reason for a in found.abilities if what in a.what)
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_what_a_build_needs_beside_pytorch_is_missed(machine, name):
+    """Before hours of it are done: the report and the counting come last."""
+    found = machine(packages={**ALL, name: None})
+    assert why(found, "capture, calibrate and export") == f"{name} not installed"
+    assert not can(found)["capture, calibrate and export a model"]
+    assert "pip install 'trtpipe[build]'" in found.commands
 
 
 def test_no_gpu_and_tensorrt_rtx(machine):

@@ -224,7 +224,7 @@ class JobFile:
             self._problems.append(Problem(None, None, None, key, what))
             return
         if not text.strip():
-            what = violation("have a value", "nothing", "Write null to go without it.")
+            what = violation("have a value", "nothing", "Write null where it may be left out.")
             self._problems.append(Problem(None, None, None, key, what))
             return
         try:

@@ -88,7 +88,7 @@ class Bound(torch.nn.Module):
         return len(list(tensors(self.network(*self.prepared(inputs)))))
 
     def left_out(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Names of what the network returns and the job does not, for one batch as in `count`."""
+        """Names of what the network returns for one batch [B, ...] of the bound inputs, and the job does not."""
         found = _by_path(self.network(*self.prepared(inputs)))
         return tuple(n for n in found if n not in self.output_names) if found.keys() >= set(self.output_names) else ()
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode
 from trtpipe.jsontext import json_text, plain
+from trtpipe.pipeline.cache.sources import UNWATCHED
 from trtpipe.values import Metric
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
@@ -198,6 +199,11 @@ def lines(report: NightlyReport) -> Iterator[str]:
             yield f"{outcome.name}:"
             yield from (f"  {line}" for line in shown)
     yield from (f"note: {note}" for note in report.notes)
+    unwatched: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        for note in (n for n in outcome.notes if n.endswith(UNWATCHED)):
+            unwatched.setdefault(note, []).append(outcome.name)
+    yield from (f"note: {_some(names)}: {note}" for note, names in unwatched.items())
     if report.evicted:
         yield f"cache: {len(report.evicted)} entries evicted, least recently used first"
 

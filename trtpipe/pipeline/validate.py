@@ -26,7 +26,7 @@ from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import CAPTURE, EXTRAS, cuda_major, install_command, not_installed, unfit, unimportable
+from trtpipe.packages import BUILDING, CAPTURE, EXTRAS, cuda_major, install_command, not_installed, unfit, unimportable
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
@@ -238,7 +238,8 @@ def _packages(job: Job, path: Path) -> _Problems:
     for option, target in job.callables.items():
         if _in_extra(target, path):
             yield option, not_installed(target.partition(":")[0].partition(".")[0])
-    needed = [("model", name) for name in CAPTURE if name not in ("torchvision", "torchao")]  # these as the job asks
+    asked = ("torchvision", "torchao")  # as the job does
+    needed = [("model", name) for name in (*CAPTURE, *BUILDING) if name not in asked]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
     if any(metric.function == "coco_map" for metric in job.check.metrics.values()):

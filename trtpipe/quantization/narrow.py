@@ -141,6 +141,7 @@ def place_narrow(
     by_name = {n.name: n for n in graph.graph.nodes}
     sharing = shared_scales(s.site for s in sites)
     scales: dict[str, float] = {}
+    rows: dict[Node, tuple[Node, list[Node]]] = {}
     made: dict[tuple[Node, NumberFormatName, str], Node] = {}  # what several operations read is quantized once
     for one in sites:
         consumer = by_name[one.site.consumer.name]
@@ -150,6 +151,9 @@ def place_narrow(
         if one.site.axis is None:
             scale = _scale(one, half, statistics.maxima[one.site.group])
             scales[one.site.group] = scale
+            if one.format == "nvfp4" and _all_dynamic(source):
+                rows[source] = rows.get(source) or _rows(graph, source)
+                source = _on_rows(graph, consumer, *rows[source])
             again = (source, one.format, one.site.group)
             if again not in made:
                 made[again] = _activation(graph, source, one.format, scale)
@@ -160,6 +164,34 @@ def place_narrow(
         consumer.update_arg(one.argument, made[again])
     drop_unread(graph)
     return scales
+
+
+def _all_dynamic(source: Node) -> bool:
+    """Whether what a linear reads, [N, L, C], has two dynamic dimensions.
+
+    TensorRT-RTX 1.7.1 compiles no attention of one head behind a linear that is given such a tensor in NVFP4. It does
+    behind one that is given its rows.
+    """
+    shape = source.meta["val"].shape
+    return len(shape) == 3 and not any(isinstance(d, int) for d in shape[:2])
+
+
+def _rows(graph: GraphModule, source: Node) -> tuple[Node, list[Node]]:
+    """`source` [N, L, C] as rows [N * L, C]; and N and L."""
+    aten, nodes = torch.ops.aten, graph.graph
+    with nodes.inserting_after(source):
+        rows = nodes.call_function(aten.reshape.default, (source, [-1, source.meta["val"].shape[2]]))
+        return rows, [nodes.call_function(aten.sym_size.int, (source, k)) for k in (0, 1)]
+
+
+def _on_rows(graph: GraphModule, linear: Node, rows: Node, sizes: Sequence[Node]) -> Node:
+    """`rows`, which the linear is to read; what reads its output gets that as it was."""
+    with graph.graph.inserting_after(linear):
+        shape = [*sizes, linear.meta["val"].shape[2]]
+        whole = graph.graph.call_function(torch.ops.aten.reshape.default, (linear, shape))
+    whole.meta = dict(linear.meta)
+    linear.replace_all_uses_with(whole, delete_user_cb=lambda user: user is not whole)
+    return rows
 
 
 def roundings(

@@ -21,6 +21,7 @@ from trtpipe.job.sections import Build
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
+    BUILDING,
     CAPTURE,
     TORCH_TENSORRT,
     broken,
@@ -167,6 +168,7 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
     missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
+    missing += [n for n in BUILDING if version(n) is None]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
     wrong = wrong or next(filter(None, map(unfit, CAPTURE)), None)
     reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"

@@ -29,7 +29,7 @@ from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
-from trtpipe.pipeline.cache.sources import environment_variables, has_native_code, imported
+from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
 
@@ -241,14 +241,12 @@ class Survey:
                 self._examine(path, path)
                 modules.add(path)
         notes = [
-            f"the job's code imports {name}, whose native code may read files unseen; use --force when these change"
+            f"the job's code imports {name}, whose native code may read files unseen{UNWATCHED}"
             for name in sorted({n for m in modules for n in self._native.get(m, ())})
         ]
         variables = sorted({*reads.variables, *(v for m in modules for v in self._variables.get(m, ()))})
         if variables:
-            notes.append(
-                f"the job's code reads environment variables ({', '.join(variables)}); use --force when these change"
-            )
+            notes.append(f"the job's code reads environment variables ({', '.join(variables)}){UNWATCHED}")
         return notes
 
     def files(self, job: Job) -> tuple[Path, ...]:

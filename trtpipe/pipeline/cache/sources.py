@@ -9,6 +9,9 @@ import sys
 
 from trtpipe.job.importable import find_module, is_installed
 
+#: The end of a note on what the job's code reads and no key holds.
+UNWATCHED = "; use --force when these change"
+
 
 def imported(source: bytes, name: str, package: bool) -> list[str]:
     """Absolute names of the modules that a source imports, anywhere in it; `from a import b` may mean a.b."""
