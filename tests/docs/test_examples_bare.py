@@ -20,7 +20,7 @@ CONFIGS = pages.ROOT / "configs"
 EXAMPLES = sorted([*CONFIGS.glob("*.yaml"), *(CONFIGS / "nightly").glob("*.yaml")])
 #: What the light core does not bring: modules and the distributions they come in.
 ABSENT = ("torch", "torchvision", "torchao", "timm", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "jinja2", "matplotlib",
-          "numba", "sklearn", "scikit-learn", "scipy", "tensorrt", "tensorrt_rtx", "tensorrt-rtx", "torch_tensorrt",
+          "numba", "networkx", "sklearn", "scikit-learn", "scipy", "tensorrt", "tensorrt_rtx", "tensorrt-rtx", "torch_tensorrt",
           "torch-tensorrt", "torch-tensorrt-rtx", "torch2trt", "cuda", "cuda-python", "pycuda", "dask", "distributed",
           "fsspec")  # fmt: skip
 BARE = f"""
@@ -84,7 +84,7 @@ def test_what_is_missing_is_said_and_how_to_judge_the_job_alone(tmp_path: Path) 
     data = f"It is {tmp_path.resolve()}/data/digits"
     beside = "from the folder of the job file."
     assert problems == [
-        "model: torch, onnx, onnxscript and onnxruntime are not installed. Run: pip install 'trtpipe[build]'",
+        "model: torch, onnx, onnxscript, onnxruntime, numba, networkx and jinja2 are not installed. Run: pip install 'trtpipe[build]'",
         "model.weights: must be a file that exists (got '../data/digits/resnet.safetensors': nothing there). "
         f"{data}/resnet.safetensors, {beside}",
         "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
