@@ -186,16 +186,16 @@ def test_json_of_validate(tmp_path, capsys):
 
 
 def test_a_folder_stands_for_its_job_files(tmp_path, capsys):
-    for name in ("b.yaml", "a.yml", "c.txt"):
+    for name in ("b.yaml", "a.yml", "c.txt", "d.YAML", "._a.yml", ".hidden.yaml"):
         (tmp_path / name).write_text("- not a job\n")
     assert main(["validate", str(tmp_path)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(":1:")[0] for line in lines] == [str(tmp_path / "a.yml"), str(tmp_path / "b.yaml")]
+    assert [line.partition(":1:")[0] for line in lines] == [str(tmp_path / n) for n in ("a.yml", "b.yaml", "d.YAML")]
 
 
 def test_a_folder_without_a_job_file_is_refused(tmp_path, capsys):
     assert main(["validate", str(tmp_path)]) == 2
-    assert f"JOB: {tmp_path} is a folder without a .yaml file." in capsys.readouterr().err
+    assert f"JOB: {tmp_path} is a folder without a .yaml file (its subfolders are not read)." in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error():

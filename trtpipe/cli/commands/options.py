@@ -281,7 +281,8 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files of folders.
+    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files right in folders,
+    but for hidden ones, as macOS and editors leave them beside others.
 
     Raises:
         click.UsageError: a folder holds no job file.
@@ -291,8 +292,9 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not path.is_dir():
             files.append(path)
             continue
-        inside = sorted(p for p in path.iterdir() if p.suffix in JOB_SUFFIXES and p.is_file())
+        named = (p for p in path.iterdir() if p.suffix.lower() in JOB_SUFFIXES and not p.name.startswith("."))
+        inside = sorted(p for p in named if p.is_file())
         if not inside:
-            raise click.UsageError(f"JOB: {path} is a folder without a .yaml file.")
+            raise click.UsageError(f"JOB: {path} is a folder without a .yaml file (its subfolders are not read).")
         files.extend(inside)
     return tuple(dict.fromkeys(files))
