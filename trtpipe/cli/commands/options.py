@@ -281,8 +281,9 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is no folder (a missing file fails when it is read), and of folders the .yaml and .yml files right
-    in them, but for hidden ones, as macOS and editors leave them beside others.
+    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files right in folders.
+
+    Hidden ones are none, as macOS and editors leave them beside others.
 
     Raises:
         click.UsageError: a folder holds no job file.
