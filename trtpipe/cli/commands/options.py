@@ -281,7 +281,7 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files right in folders.
+    """Every path that is no folder (a missing one fails when it is read), and .yaml and .yml files right in folders.
 
     Hidden ones are none, as macOS and editors leave them beside others.
 
