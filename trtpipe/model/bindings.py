@@ -61,11 +61,14 @@ class Bound(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The network's outputs for `inputs` in their binding dtypes."""
+        return self.outputs(self._returned(inputs))
+
+    def _returned(self, inputs: Sequence[torch.Tensor]) -> object:
         arguments = self.prepared(inputs)
         if not self._keeps_meta:
-            return self.outputs(self.network(*arguments))
+            return self.network(*arguments)
         with traceback.preserve_node_meta():  # each node's module, which its generated code does not know
-            return self.outputs(torch.fx.Interpreter(self.network).run(*arguments))
+            return torch.fx.Interpreter(self.network).run(*arguments)
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the network: float16 and uint8 as float32, normalised where the job says so.
@@ -89,7 +92,7 @@ class Bound(torch.nn.Module):
 
     def left_out(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """Names of what the network returns for one batch [B, ...] of the bound inputs, and the job does not."""
-        found = _by_path(self.network(*self.prepared(inputs)))
+        found = _by_path(self._returned(inputs))
         return tuple(n for n in found if n not in self.output_names) if found.keys() >= set(self.output_names) else ()
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
