@@ -36,7 +36,7 @@ MEMORY_ROWS = ("calib auto",)
 #: Processes for each count of images: one's peak differs from the next one's by up to 5 %.
 MEMORY_RUNS = 3
 #: Times the bare forward pass that calibrating on a GPU may take.
-MOST_ON_A_GPU = 1.15
+MOST_ON_A_GPU = 1.1
 SIZE = 224
 
 

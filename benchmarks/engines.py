@@ -103,7 +103,7 @@ def measured(name: str, samples: int, *, executed: bool) -> list[dict[str, Any]]
         for precision in PRECISIONS:
             began = time.perf_counter()
             try:
-                row = compared(job, prepared, table, precision, images, labels, executed=executed)
+                row = compared(job, prepared, table, precision, images, labels, stages, executed=executed)
             except Exception as error:  # noqa: BLE001  # whatever keeps a precision from running is its row's text
                 row = {"ended": f"{type(error).__name__}: {error}"[:2000]}
             rows.append({"network": name, "precision": precision, **row, "seconds": time.perf_counter() - began})
@@ -127,7 +127,7 @@ def content(name: str) -> dict[str, Any]:
 
 
 def compared(
-    job: Any, prepared: Any, table: Any, precision: str, images: zoo.Array, labels: Any, *, executed: bool
+    job: Any, prepared: Any, table: Any, precision: str, images: zoo.Array, labels: Any, stages: Any, *, executed: bool
 ) -> dict[str, Any]:
     """The figures of one precision."""
     from trtpipe.evaluation import metrics
@@ -138,7 +138,7 @@ def compared(
     modes = {"int8_mode": False, "fp16_mode": False, "fp8_mode": False, **PRECISIONS[precision]}
     one = job.model_copy(update={"precision": job.precision.model_copy(update=modes)})
     used = table if one.precision.calibrated else None
-    engine = compile_engine(one, prepared.loaded, quantize(one, prepared, used, prepared._stages), prepared._stages)
+    engine = compile_engine(one, prepared.loaded, quantize(one, prepared, used, stages), stages)
     batches = [images[k : k + BATCH] for k in range(0, len(images), BATCH)]
     with OrtRunner(engine.graph.data, as_written=True) as graph:
         wanted = np.concatenate([graph.run({"image": b})["out"] for b in batches])

@@ -19,7 +19,9 @@ from calib.samples import Batch
 from trtpipe.errors import BuildError, InputError
 from trtpipe.model import baseline
 from trtpipe.model.baseline import _named, record_baseline, script
+from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
+from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 X = nets.images(5, 3, 8, 8).numpy()
@@ -358,3 +360,30 @@ def test_an_output_that_depends_on_its_batch_is_noted() -> None:
 def test_samples_of_a_batch_are_no_range(count: int, said: str) -> None:
     """They are drawn: the first and the last of them are no ends of anything."""
     assert _named(tuple(f"b[{3 - k}]" for k in range(count))) == said
+
+
+class Masked(nn.Module):
+    """The mean of the steps that a mask has, of which each sample must have one; less its batch's, if `mixed`."""
+
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.mixed = mixed
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and not mask.any(1).all():
+            raise ValueError("a sample has no step")
+        y = (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+        return y - y.mean(0, keepdim=True) if self.mixed else y
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_batch_that_is_filled_up_is_one_that_the_model_takes(mixed: bool) -> None:
+    """Checked in the least batch, the model is run in a larger one: of masks an all-False row is none it may get."""
+    dims = {"N": DimRange(2, 3, 8)}
+    inputs = (TensorSpec("x", "float32", ("N", 4), dims), TensorSpec("mask", "bool", ("N", 4), dims))
+    module = bind(Masked(mixed), inputs, {}, ("y",))
+    loaded = LoadedModel(module, inputs, (TensorSpec("y", "float32", ("N", 1), dims),), "w" * 64, "test")
+    arrays = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32), "mask": np.ones((2, 4), bool)}
+    found = record_baseline(loaded, [Batch(arrays, None, ("a", "b"))], 2, batch_size=2, kind="trace", progress=Silent())
+    assert found.mixed == (("y",) if mixed else ())
+    assert any("between a batch of 2, as checked, and of 4" in note for note in found.notes) == mixed

@@ -241,7 +241,7 @@ def _mixed(
     device: str,
 ) -> dict[str, str]:
     """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`;
-    where that is the least, than in a larger one, filled up with zeros."""
+    where that is the least, than in a larger one, filled up as made-up inputs are (`filled`)."""
     import torch
 
     (low, high), there = (batching.inputs[0].at(k)[0] for k in ("min", "max")), len(next(iter(first.values())))
@@ -249,9 +249,9 @@ def _mixed(
     if size == there:
         return {}
     low = min(size, there)
-    pieces = [first[s.name][:low] for s in loaded.inputs]
-    filled_up = [np.concatenate([a, np.zeros((size - low, *a.shape[1:]), a.dtype)]) for a in pieces]
-    args = sent([torch.from_numpy(a) for a in filled_up], device)
+    whole, pieces = _whole(loaded), [torch.from_numpy(first[s.name][:low]) for s in loaded.inputs]
+    more = [filled([size - low, *a.shape[1:]], s.dtype, whole) for s, a in zip(loaded.inputs, pieces, strict=True)]
+    args = sent([torch.cat(both) for both in zip(pieces, more, strict=True)], device)
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
         alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
     notes = {}
