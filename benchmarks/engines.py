@@ -12,9 +12,7 @@ is it ends with 3; --dry-run goes the same way without the engine.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import re
 import sys
 import tempfile
 import time
@@ -65,8 +63,7 @@ def main() -> int:
 
 def results_path(what: str, results: Path) -> Path:
     """<results>/<what>-<GPU>-<date>.json."""
-    stem = re.sub(r"[^a-z0-9]+", "-", gpu_page.machine()["name"].lower()).strip("-")
-    return results / f"{what}-{stem}-{datetime.datetime.now(datetime.timezone.utc).date().isoformat()}.json"
+    return gpu_page.dated(results, f"{what}-{gpu_page.machine()['name']}")
 
 
 def rows_of(path: Path, *, without: str) -> list[dict[str, Any]]:

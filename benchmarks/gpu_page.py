@@ -90,9 +90,8 @@ def keep(results: Path, name: str, about: Mapping[str, str], bench: Bench) -> tu
     from trtpipe.evaluation.bench import Bench
     from trtpipe.jsontext import plain
 
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{today}"
-    file, page = results / f"{stem}.json", results / f"{stem}.md"
+    file, today = dated(results, name), today_utc()
+    page = file.with_suffix(".md")
     results.mkdir(parents=True, exist_ok=True)
     before = json.loads(file.read_text())["benches"] if file.exists() else []
     kept = [b for b in TypeAdapter(list[Bench]).validate_python(before) if b.name != bench.name]
@@ -100,6 +99,16 @@ def keep(results: Path, name: str, about: Mapping[str, str], bench: Bench) -> tu
     write_whole(file, json.dumps({"machine": dict(about), "date": today, "benches": plain(benches)}, indent=1) + "\n")
     write_whole(page, markdown(about, today, benches))
     return page, file
+
+
+def today_utc() -> str:
+    """The date, in ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def dated(results: Path, name: str) -> Path:
+    """<results>/<name>-<date>.json, the name in small letters and hyphens."""
+    return results / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{today_utc()}.json")
 
 
 def nothing_measured(why: str) -> Row:

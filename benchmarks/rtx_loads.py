@@ -13,9 +13,7 @@ not asked for again, but shown. Ends with 3 where no GPU is.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -52,9 +50,7 @@ def main() -> int:
         print("rtx_loads: tensorrt-rtx is not installed, so there is nothing to ask.", file=sys.stderr)
         return 0
     here, about = found.devices[0].compute_capability, gpu_page.machine()
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    stem = re.sub(r"[^a-z0-9]+", "-", (args.machine or about["name"]).lower()).strip("-")
-    path = args.results / f"rtx-{stem}-{today}.json"
+    path = gpu_page.dated(args.results, f"rtx-{args.machine or about['name']}")
     if path.exists():
         print(f"{json.loads(path.read_text())['answer']}\n{path}, of this day")
         return 0
@@ -62,7 +58,7 @@ def main() -> int:
     text = answer(plans, here)
     written = {
         "machine": about,
-        "date": today,
+        "date": gpu_page.today_utc(),
         "tensorrt_rtx": flavour.installed()["tensorrt_rtx"][1],
         "compute_capability": here,
         "answer": text,

@@ -15,7 +15,12 @@ from pathlib import Path
 from trtpipe.errors import did_you_mean
 
 #: Of the names of job files, beside which a job's own code lies.
-JOB_SUFFIXES = (".yaml", ".yml")
+_JOB_SUFFIXES = (".yaml", ".yml")
+
+
+def is_job_file(path: Path) -> bool:
+    """Whether a path in a folder of jobs is one: hidden files are none, as macOS and editors leave them there."""
+    return path.suffix.lower() in _JOB_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 @contextmanager

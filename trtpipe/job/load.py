@@ -16,7 +16,7 @@ from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.broken import BrokenRules
-from trtpipe.job.importable import JOB_SUFFIXES
+from trtpipe.job.importable import is_job_file
 from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
@@ -298,7 +298,7 @@ def _beside(path: Path) -> str:
     """The YAML file in the same folder whose name is nearest."""
     if not path.parent.is_dir():
         return ""
-    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in JOB_SUFFIXES and p.is_file())
+    names = sorted(p.name for p in path.parent.iterdir() if is_job_file(p))
     return did_you_mean(path.name, names)
 
 

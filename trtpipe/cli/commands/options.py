@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from trtpipe.errors import InputError, MissingError
-from trtpipe.job.importable import JOB_SUFFIXES
+from trtpipe.job.importable import is_job_file
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
@@ -281,9 +281,7 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is no folder (a missing one fails when it is read), and .yaml and .yml files right in folders.
-
-    Hidden ones are none, as macOS and editors leave them beside others.
+    """Every path that is no folder (a missing one fails when it is read), and the job files right in folders.
 
     Raises:
         click.UsageError: a folder holds no job file.
@@ -293,8 +291,7 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not path.is_dir():
             files.append(path)
             continue
-        named = (p for p in path.iterdir() if p.suffix.lower() in JOB_SUFFIXES and not p.name.startswith("."))
-        inside = sorted(p for p in named if p.is_file())
+        inside = sorted(filter(is_job_file, path.iterdir()))
         if not inside:
             raise click.UsageError(f"JOB: {path} is a folder without a .yaml file (its subfolders are not read).")
         files.extend(inside)
