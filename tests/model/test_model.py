@@ -19,7 +19,7 @@ from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
-from trtpipe.model.output_specs import left_out, output_specs
+from trtpipe.model.output_specs import output_specs
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -114,32 +114,6 @@ def job(tmp_path: Path) -> Any:
 
     yield make
     sys.modules.pop("mynet", None)
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("a", "b", "c.d"), ()),
-        (("b",), ("outputs: the model returns a, c.d too, which the job leaves out",)),
-        (("a", "c.d"), ("outputs: the model returns b too, which the job leaves out",)),
-    ],
-)
-def test_named_outputs_that_a_job_leaves_out_are_noted(tmp_path, names, said):
-    class Named(torch.nn.Module):
-        def forward(self, x):
-            return {"a": x, "b": 2 * x, "c": {"d": x + 1}}
-
-    inputs = (TensorSpec("x", "float32", ("N", 3), {"N": DimRange(1, 2, 4)}),)
-    assert left_out(bind(Named(), inputs, {}, names), inputs) == "".join(said)
-    many = bind(Many(), inputs, {}, ("0",))
-    assert left_out(many, inputs) == (
-        "outputs: the model returns 1, 2, 3, 4, 5, 6 and 3 more too, which the job leaves out"
-    )
-
-
-class Many(torch.nn.Module):
-    def forward(self, x):
-        return {str(k): x for k in range(10)}
 
 
 def test_a_factory_beside_the_job(job: Any, tmp_path: Path) -> None:
