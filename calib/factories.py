@@ -41,7 +41,8 @@ class Factory:
         is_mapping = isinstance(made, Mapping)  # of names to whole arrays, say
         is_sequence = hasattr(made, "__getitem__") and hasattr(made, "__len__")
         self._sequence = made if is_sequence else None
-        if is_mapping or (self._sequence is None and not hasattr(made, "__iter__")):
+        is_iterable = hasattr(made, "__iter__") or hasattr(made, "__getitem__")  # as `iter` has it
+        if is_mapping or (self._sequence is None and not is_iterable):
             raise CalibError(
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
             )

@@ -219,6 +219,12 @@ def _cast(where: str, array: Array, spec: InputSpec) -> Array:
             "Convert the data, or change the input's dtype in the job."
         )
     if dtype.kind == "f" and not np.isfinite(result).all():
-        bad = int(np.size(result) - np.isfinite(result).sum())
+        given = np.isfinite(array)
+        if given.all():
+            raise CalibError(
+                f"{where}: every value of input {spec.name!r} must be one that {dtype} holds (got "
+                f"{np.abs(array).max():.6g}, and {np.finfo(dtype).max:.6g} is the largest)."
+            )
+        bad = int(array.size - given.sum())
         raise CalibError(f"{where}: every value of input {spec.name!r} must be finite (got {bad} NaN or infinite).")
     return result

@@ -342,7 +342,12 @@ def test_shapes_that_vary_cannot_share_a_batch(image_folder):
             r"L must be one size in input x \(got 4 and 5\)\. Pad or cut one\.",
         ),
         (np.array([1.0, np.nan]), "float32", (2,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
-        (np.array([70000.0]), "float16", (1,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
+        (
+            np.array([2.0, -70000.0]),
+            "float16",
+            (2,),
+            r"every value of input 'x' must be one that float16 holds \(got 70000, and 65504 is the largest\)",
+        ),
         (
             np.array([1]),
             "float32",

@@ -38,6 +38,11 @@ class Dataset:
     targets = [0, 1, 1]
     def __len__(self): return 3
     def __getitem__(self, i): return torch.full((2,), float(i)), self.targets[i]
+class Indexed(torch.utils.data.Dataset):
+    def __getitem__(self, i):
+        if i > 2: raise IndexError(i)
+        return np.full(2, i, np.float32)
+def indexed(): return Indexed()
 def endless():
     i = 0
     while True:
@@ -129,6 +134,11 @@ def test_an_iterable_without_an_end_is_refused_where_no_number_is_given(monkeypa
 
 def test_the_digest_covers_values_and_code(tmp_path):
     assert opened("arrays").digest == opened("arrays").digest != opened("stream").digest
+
+
+def test_what_is_read_by_index_alone_ends_where_its_indices_do():
+    """As a torch Dataset without a length, and as `iter` has it."""
+    assert values(opened("indexed")) == [0, 1, 2]
 
 
 def test_an_iterable_that_changes_its_mind():

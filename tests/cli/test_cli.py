@@ -193,6 +193,26 @@ def test_a_folder_stands_for_its_job_files(tmp_path, capsys):
     assert [line.partition(":1:")[0] for line in lines] == [str(tmp_path / n) for n in ("a.yml", "b.yaml", "d.YAML")]
 
 
+def test_jobs_of_subfolders_that_are_not_read_are_named(tmp_path, capsys):
+    """Files that are no jobs are not, nor those of bundles, nor of folders that were given too."""
+    job = "name: a\nmodel: {}\ninputs: {}\noutputs: {}\ncheck: {}\n"
+    for name in ("a.yaml", "one/b.yaml", "one/c.yaml", "one/.hidden.yaml", "bundle/job.yaml", "data/classes.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("names: [cat]\n" if "data" in name else job)
+    (tmp_path / "bundle/manifest.json").write_text("{}")
+    line = (
+        f"{tmp_path}: its subfolders are not read, which hold 2 jobs, like {tmp_path}/one/b.yaml: give those folders "
+        "too if they are meant"
+    )
+    main(["validate", str(tmp_path)])
+    assert line in capsys.readouterr().err.splitlines()
+    main(["validate", str(tmp_path), str(tmp_path / "one")])
+    assert "its subfolders are not read" not in capsys.readouterr().err
+    main(["validate", str(tmp_path), str(tmp_path / "one/c.yaml")])
+    said = capsys.readouterr().err
+    assert f"which hold a job, {tmp_path}/one/b.yaml: give" in said
+
+
 def test_a_folder_without_a_job_file_is_refused(tmp_path, capsys):
     assert main(["validate", str(tmp_path)]) == 2
     assert f"JOB: {tmp_path} is a folder without a .yaml file (its subfolders are not read)." in capsys.readouterr().err

@@ -204,6 +204,40 @@ def test_a_baseline_by_which_nothing_is_right_is_said(function: str, right: bool
     )
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("function", SHARE_METRICS)
+def test_a_baseline_that_fits_the_labels_of_other_samples_as_well_is_said(function: str, own: bool) -> None:
+    """Its figure is above 0, and would be without any answer of its own: one that all samples share, or luck."""
+    kinds, args = np.arange(8), {"k": 1} if function == "top5" else {}
+    if function == "coco_map":
+        corners = np.tile([[10.0, 10, 30, 30]], (8, 1, 1)) + (20 * (kinds % 2) if own else 0 * kinds)[:, None, None]
+        reference = {"boxes": corners, "scores": np.ones((8, 1)), "labels": np.ones((8, 1))}
+        labels: Labels = tuple(
+            Boxes(np.array([place]), np.array([1]), np.array([False]))
+            for place in (corners[:, 0] if own else np.array([[11.0, 10, 31, 30], [9, 10, 29, 30]] * 4))
+        )
+    elif function == "miou":  # a background, and the class of a corner
+        masks = np.zeros((8, 6, 6), np.int64)
+        masks[:, 4:] = (kinds % 3 + 1)[:, None, None]
+        reference = {"y": np.eye(4)[masks].transpose(0, 3, 1, 2)}
+        labels = masks if own else np.where(masks == 0, 0, masks % 3 + 1)
+    else:
+        reference = {"y": np.eye(8)}
+        labels = kinds if own else np.concatenate([kinds[:1], np.roll(kinds[1:], 1)])
+    metric = judge("m", OwnMetric(function=function, args=args), labelled=True)
+    said = Judgement((metric,), labels, tuple("abcdefgh"), reference).says_nothing()
+    figures = {"top5": "0.125, and 0", "miou": "0.25, and 0.5", "coco_map": "0.9, and 0.9"}
+    assert said == (
+        ()
+        if own
+        else (
+            f"m: the baseline itself has {figures[function]} by the labels of other samples, so the figure and its "
+            "drop say nothing. Do check.labels and the outputs number classes alike, and are boxes in pixels of the "
+            "input?",
+        )
+    )
+
+
 @pytest.mark.parametrize(("values", "args", "said"), [
     ((0, 255), {}, ("m: besides 255, which is ignored, its masks hold class 0 alone. Where 255 is a class too, give "
                     "check.metrics.m.args.ignore another number",)),

@@ -35,8 +35,8 @@ BROKEN = [
       "weights, formats, placement or keep (got int8). Did you mean int8_mode?"]),
     ([("check:\n", "chekc:\n")],
      ["job.yaml:1: check: must be given (got nothing).",
-      "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check or worker "
-      "(got chekc). Did you mean check?"]),
+      "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check, worker "
+      "or matrix (got chekc). Did you mean check?"]),
     ([("  args: {}", "  args: {}\n  zzz: 1")],
      ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, quantized, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],

@@ -97,7 +97,7 @@ def test_versions_in_a_list_are_taken_as_written(tmp_path):
         ("name: a\nmatrix:\n  target: {a b: onnxruntime}\n",
          ["jobs.yaml:3: matrix.target.a b: must be labelled with letters, digits, '.', '_' and '-' (got 'a b')."]),
         ("name: a\nmatrix:\n  target: [onnxruntime, onnxruntime]\n",
-         ["jobs.yaml:3: matrix.target[0]: must have a label of its own (got 'onnxruntime' again)."]),
+         ["jobs.yaml:3: matrix.target[1]: must have a label of its own (got 'onnxruntime' again)."]),
         ("name: '{traget}'\nmatrix:\n  target: [onnxruntime]\n",
          ["jobs.yaml:1: name: must hold placeholders of axes alone: target (got {traget}). Did you mean target?"]),
         ("name: '{target}'\nmatrix:\n  target: {a: onnxruntime, a-b: onnxruntime}\n  route: {b-c: onnx, c: onnx}\n",

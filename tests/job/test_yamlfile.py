@@ -87,7 +87,8 @@ def test_places_of_keys_and_values():
         ("a: 1\n\tb: 2\n", 2, (), "be valid YAML", None),
         ("a: [1, 2\n", 2, (), "be valid YAML", None),
         ("a: b: c\n", 1, (), "be valid YAML", None),
-        ("a: \x00\n", 1, (), "be valid YAML", None),
+        ("a: \x00\n", 1, (), "be valid YAML", "control characters are not allowed, here 0x00"),
+        ("ä: ö\nb: \x07\n", 2, (), "be valid YAML", "control characters are not allowed, here 0x07"),
     ],
 )
 def test_refused(text, line, path, must, got):

@@ -344,6 +344,22 @@ def test_explain_says_what_would_be_built_and_builds_nothing(world):
     assert "rtx: reuse" in nights.run("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain", cwd=world)
 
 
+def test_explain_says_of_jobs_that_cannot_be_read_why_and_plans_the_others(world):
+    (world / "jobs/broken.yaml").write_text("name: x\n")
+    (world / "jobs/more").mkdir()
+    (world / "jobs/more/rtx.yaml").write_text((world / "jobs/rtx.yaml").read_text())
+    asked = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain")
+    try:
+        out = nights.run(*asked, cwd=world, expect=2)
+        assert out.splitlines()[-2:] == ["rtx: reuse", "broken.yaml: error, exit code 2"]
+        listed = json.loads(nights.run(*asked, "--json", cwd=world, expect=2))
+        assert listed[-2] == {"name": "rtx", "build": False, "reasons": []}
+        assert "broken.yaml:1: model: must be given (got nothing)." in listed[-1]["error"]
+    finally:
+        (world / "jobs/broken.yaml").unlink()
+        shutil.rmtree(world / "jobs/more")
+
+
 def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_accepted(world, here):
     nights.write_weights(world / "jobs/w2.safetensors", broken=True)
     report = here(expect=1)

@@ -181,8 +181,8 @@ class Judgement:
             )
 
     def says_nothing(self) -> tuple[str, ...]:
-        """A warning for each metric that has no number for a sample, and for each built-in one by which nothing of the
-        baseline is right (a drop from 0 there is none), or whose masks hold one class."""
+        """A warning for each metric that has no number for a sample, and for each built-in one by which the baseline is
+        no nearer to its labels than to others, or whose masks hold one class."""
         said = [
             f"{judge.name}: {nan} of {len(self.ids)} samples have no number in the baseline (NaN) and do not count"
             for judge, _, _, before in self._baseline
@@ -197,14 +197,43 @@ class Judgement:
             for alone in held - {ignored}
             if len(held) == 2
         ]
-        return tuple(said) + tuple(
-            f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. Do check.labels and the "
-            "outputs number classes alike, and are boxes in pixels of the input?"
-            for judge, _, _, before in self._baseline
-            if judge.truth is None
-            and before.value == 0
-            and judge.function in [STANDARD[name][0] for name in SHARE_METRICS]
-        )
+        return *said, *self._fits_no_labels
+
+    @cached_property
+    def _fits_no_labels(self) -> tuple[str, ...]:
+        """Of each built-in metric from 0 to 1 whether the baseline has 0, or no more than by other samples' labels."""
+        ask = "Do check.labels and the outputs number classes alike, and are boxes in pixels of the input?"
+        lines = []
+        for judge, _, labels, before in self._baseline:
+            if judge.truth is not None or judge.function not in [STANDARD[name][0] for name in SHARE_METRICS]:
+                continue
+            if before.value == 0:
+                lines.append(f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. {ask}")
+            elif (others := self._by_other_labels(judge, labels, before)) is not None:
+                lines.append(
+                    f"{judge.name}: the baseline itself has {before.value:.4g}, and {others:.4g} by the labels of "
+                    f"other samples, so the figure and its drop say nothing. {ask}"
+                )
+        return tuple(lines)
+
+    def _by_other_labels(self, judge: Judge, labels: Labels, before: Figure) -> float | None:
+        """The baseline's figure where each sample is given the labels of another, if its own could be no better by the
+        95 % interval of the difference, and is not nearer to 1; None if it is, or if all labels are the same."""
+        half = len(self.ids) // 2
+        moved: Labels
+        if isinstance(labels, np.ndarray):
+            rolled = np.roll(labels, half, axis=0)
+            moved, same = rolled, np.array_equal(rolled, labels)
+        else:
+            assert labels is not None
+            moved = (*labels[half:], *labels[:half])
+            same = half == 0
+        if same:
+            return None
+        other = judge.figure(self.reference, moved, self.ids)
+        interval = before.interval_below(other, 1)
+        low = less(before.value, other.value) if interval is None else interval[0]
+        return other.value if low <= 0 and before.value < (1 + other.value) / 2 else None
 
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
         """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from calib.files import text_at_most
 from trtpipe.errors import did_you_mean
+from trtpipe.job.yamlfile import MAX_BYTES
 
 #: Of the names of job files, beside which a job's own code lies.
 _JOB_SUFFIXES = (".yaml", ".yml")
@@ -21,6 +24,15 @@ _JOB_SUFFIXES = (".yaml", ".yml")
 def is_job_file(path: Path) -> bool:
     """Whether a path in a folder of jobs is one: hidden files are none, as macOS and editors leave them there."""
     return path.suffix.lower() in _JOB_SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def is_written_as_job(path: Path) -> bool:
+    """Whether a file has sections that every job has, at its top; one that cannot be read as a job's file has none."""
+    try:
+        text = text_at_most(path, MAX_BYTES)
+    except (OSError, ValueError):
+        return False
+    return all(re.search(rf"^{section}\s*:", text, re.MULTILINE) for section in ("model", "inputs", "outputs"))
 
 
 @contextmanager

@@ -280,7 +280,7 @@ class JobFile:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:
             loc = _in_file(e["loc"], data)
-            text = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
+            text = explain(e, _as_written(legal_keys(Job, e["loc"]), loc, in_file=loc in self._document.keys))
             self.add(loc, text)
         at = {_in_file(e["loc"], data) for e in structural}
         for b in broken(_readable(data, at)):
@@ -325,8 +325,10 @@ def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.KeyPath:
     return loc
 
 
-def _beside_shape(keys: tuple[str, ...], loc: yamlfile.KeyPath) -> tuple[str, ...]:
-    """The legal keys as a writer of job files knows them: `dims` is for Python callers."""
+def _as_written(keys: tuple[str, ...], loc: yamlfile.KeyPath, *, in_file: bool) -> tuple[str, ...]:
+    """The legal keys as a writer of job files knows them: `dims` is for Python callers, `matrix` for files alone."""
+    if len(loc) == 1 and in_file:
+        return (*keys, matrix.KEY)
     return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
 
 

@@ -147,8 +147,8 @@ def _axis(name: str, values: object, document: Document, problems: _Problems) ->
             value = dict(PRECISIONS[value])
         cells.append(_Value(label, value, at))
     labels = [v.label for v in cells]
-    for value in cells:
-        if labels.count(value.label) > 1:
+    for i, value in enumerate(cells):
+        if value.label in labels[:i]:
             problems.append((value.at, violation("have a label of its own", f"{value.label!r} again")))
             break
     return tuple(cells)

@@ -125,6 +125,10 @@ class _Reader:
             at = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
             what = " ".join(str(part) for part in (error.context, error.problem) if part)
             raise YamlProblem(at, (), "be valid YAML", what) from None
+        except yaml.reader.ReaderError as error:  # whose position counts bytes or characters, as it was compiled
+            before = self._text.partition(chr(error.character))[0]
+            at = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+            raise YamlProblem(at, (), "be valid YAML", f"{error.reason}, here {error.character:#04x}") from None
         except yaml.YAMLError as error:
             raise YamlProblem(Place(1, 1), (), "be valid YAML", " ".join(str(error).split())) from None
         return Document(data, self._keys, self._values, self._texts)

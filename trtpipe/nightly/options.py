@@ -22,7 +22,7 @@ class Options:
     """What `trtpipe nightly` was asked for: see its help. `accept` are globs over names of jobs.
 
     `credentials` is the folder of `trtpipe keygen --fleet` that has this machine's certificate; `insecure` allows a
-    fleet without TLS.
+    fleet without TLS. `notes` are what is to be said of how the jobs were found.
     """
 
     jobs: tuple[Path, ...]
@@ -44,6 +44,7 @@ class Options:
     diagnose_seconds: float = DIAGNOSE_SECONDS
     credentials: Path | None = None
     insecure: bool = False
+    notes: tuple[str, ...] = ()
 
     def arguments(self) -> JsonObject:
         """The options that a resumed run must share with the one it resumes, as JSON."""

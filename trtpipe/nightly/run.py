@@ -55,6 +55,8 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         said.append(message)
         watcher.note(message)
 
+    for note in options.notes:
+        say(note)
     cache = Cache(options.cache, _store(options), force=options.force, note=say)
     with History(options.history) as history:
         run, resumed, options = _begin(history, options, say)
@@ -87,13 +89,9 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         )
 
 
-def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Every job's name with what would be built and why; empty reasons where the bundle would be reused.
-
-    Raises:
-        JobErrors: a job cannot be read.
-        InputError: a file a job names cannot be read.
-    """
+def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], tuple[JobOutcome, ...]]:
+    """Every job's name with what would be built and why; empty reasons where the bundle would be reused. After them the
+    outcomes of those that cannot be planned: errors, as of a night."""
     cache = Cache(options.cache, _store(options), force=options.force)
     with (
         History(options.history) as history,
@@ -101,9 +99,8 @@ def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
         _Night(options, Unwatched(), cache, history, 1 << 62, digests, []) as night,
     ):
         planned = night.plan()
-        for outcome in night.outcomes.values():
-            raise InputError(outcome.error)
-        return tuple((p.name, () if night.standing(p, explaining=True) else p.reasons) for p in planned)
+        explained = tuple((p.name, () if night.standing(p, explaining=True) else p.reasons) for p in planned)
+        return explained, tuple(night.outcomes.values())
 
 
 class _Night:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from calib.types import JsonObject
 from trtpipe.atomic import write_whole
 from trtpipe.bundle.manifest import REPORT
 from trtpipe.bundle.signing import signer
@@ -70,13 +71,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     """
     options = _options(jobs, explains, **given)
     if explains:
-        reasons = explain(options)
-        if as_json:
-            console.out_json([{"name": name, "build": bool(why), "reasons": why} for name, why in reasons])
-        else:
-            for name, why in reasons:
-                console.out(f"{name}: {'build: ' + '; '.join(why) if why else 'reuse'}")
-        return SUCCESS
+        return _explain(options, as_json)
     with console.Jobs(quiet=quiet or as_json).watching() as watcher:
         report = nightly(options, watcher)
     pages = _write(report, options)
@@ -87,6 +82,25 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
             console.out(line)
         console.out(f"report: {console.relative(pages[-1])}")
     return report.exit_code
+
+
+def _explain(options: Options, as_json: bool) -> ExitCode:
+    """Say what would be built and why; the highest exit code of what cannot be planned."""
+    for note in options.notes:
+        console.err(note)
+    reasons, errors = explain(options)
+    for o in errors:
+        console.err(o.error)
+    if as_json:
+        listed: list[JsonObject] = [{"name": name, "build": bool(why), "reasons": why} for name, why in reasons]
+        listed += [{"name": o.name, "error": o.error, "exit_code": o.exit_code} for o in errors]
+        console.out_json(listed)
+    else:
+        for name, why in reasons:
+            console.out(f"{name}: {'build: ' + '; '.join(why) if why else 'reuse'}")
+        for o in errors:
+            console.out(f"{o.name}: error, exit code {o.exit_code}")
+    return max((o.exit_code for o in errors), default=SUCCESS)
 
 
 def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
@@ -107,8 +121,9 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
     if not given["scheduler"] and (given["credentials"] or given["insecure"]):
         raise click.UsageError("--tls and --insecure must be given with --scheduler.")
     out = given["out"]
+    notes: list[str] = []
     return Options(
-        jobs=job_files(jobs),
+        jobs=job_files(jobs, notes.append),
         out=out,
         cache=cache_or_users(given["cache"]),
         history=given["history_file"] or out / "history.sqlite",
@@ -127,6 +142,7 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
         diagnose_seconds=given["diagnose_seconds"],
         credentials=given["credentials"],
         insecure=given["insecure"],
+        notes=tuple(notes),
     )
 
 

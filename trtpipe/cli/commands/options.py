@@ -14,12 +14,14 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from trtpipe.cli import console
 from trtpipe.errors import InputError, MissingError
-from trtpipe.job.importable import is_job_file
+from trtpipe.job.importable import is_job_file, is_written_as_job
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.trt import driver
+from trtpipe.values import MANIFEST
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -280,12 +282,14 @@ def jobs_argument(function: F) -> F:
     return click.argument("jobs", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
 
 
-def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is no folder (a missing one fails when it is read), and the job files right in folders.
+def job_files(paths: Iterable[Path], note: Callable[[str], None] = console.err) -> tuple[Path, ...]:
+    """Every path that is no folder (a missing one fails when it is read), and the job files right in folders; `note` is
+    told of jobs in their subfolders that no path of `paths` is.
 
     Raises:
         click.UsageError: a folder holds no job file.
     """
+    paths = tuple(paths)
     files: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -295,4 +299,14 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not inside:
             raise click.UsageError(f"JOB: {path} is a folder without a .yaml file (its subfolders are not read).")
         files.extend(inside)
+        if below := [job for job in _jobs_below(path) if job not in paths and job.parent not in paths]:
+            many = f"{len(below)} jobs, like {below[0]}" if len(below) > 1 else f"a job, {below[0]}"
+            note(f"{path}: its subfolders are not read, which hold {many}: give those folders too if they are meant")
     return tuple(dict.fromkeys(files))
+
+
+def _jobs_below(folder: Path) -> list[Path]:
+    """The files right in the subfolders of a folder of jobs that are written as jobs are; bundles and kits have one."""
+    below = [d for d in sorted(folder.iterdir()) if d.is_dir() and not d.name.startswith(".")]
+    found = [f for d in below if not (d / MANIFEST).exists() for f in sorted(d.iterdir()) if is_job_file(f)]
+    return [f for f in found if is_written_as_job(f)]
