@@ -112,11 +112,11 @@ def test_without_onnx_the_name_says_what_is_missing(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "trtpipe.runtime.half_rounding")
     monkeypatch.setitem(sys.modules, "onnx", None)
     runner = OrtRunner(data, as_written=True)
-    assert runner.name.endswith(", which does not round FP16 (install onnx)")
+    assert runner.name.endswith(", which does not round FP16, if the graph has any (install onnx)")
     np.testing.assert_allclose(runner.run({"x": np.ones(3, np.float32)})["y"], 1e-4, rtol=1e-2)
 
 
-def test_without_onnx_int4_is_executed_and_nvfp4_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_int4_is_executed_and_nvfp4_and_bf16_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime dequantizes INT4 by itself."""
 
     def linear(kind: int) -> bytes:
@@ -138,18 +138,27 @@ def test_without_onnx_int4_is_executed_and_nvfp4_says_what_is_missing(monkeypatc
         return data
 
     four, nv = linear(TensorProto.INT4), linear(TensorProto.FLOAT4E2M1)
+    casts = [
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
+        helper.make_node("Exp", ["b"], ["e"]),
+        helper.make_node("Cast", ["e"], ["y"], to=TensorProto.FLOAT),
+    ]
+    brain = model_of(casts, {})
+    OrtRunner(brain, as_written=True)
     x = np.ones((1, 16), np.float32)
     np.testing.assert_array_equal(OrtRunner(nv, as_written=True).run({"x": x})["y"], [[24, 24]])
     for module in ("four_bits", "half_rounding"):
         monkeypatch.delitem(sys.modules, f"trtpipe.runtime.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
     np.testing.assert_array_equal(OrtRunner(four, as_written=True).run({"x": x})["y"], [[24, 24]])
-    with pytest.raises(MissingError) as caught:
-        OrtRunner(nv, as_written=True)
-    assert str(caught.value) == (
-        "onnx: not installed, and a graph whose weights have blocks of scales may need it on the CPU (ONNX Runtime by "
-        "itself has no NVFP4). Run: pip install onnx"
-    )
+    for model in (nv, brain):
+        with pytest.raises(MissingError) as caught:
+            OrtRunner(model, as_written=True)
+        said = str(caught.value)
+        assert said.startswith(
+            "onnx: not installed, and a graph in NVFP4 or BF16 needs it on the CPU (ONNX Runtime by itself: "
+        )
+        assert said.endswith("). Run: pip install onnx")
 
 
 def with_a_branch() -> bytes:

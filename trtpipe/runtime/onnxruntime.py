@@ -53,7 +53,8 @@ class OrtRunner:
         threads: for one operator; 0: ONNX Runtime's own choice.
 
     Raises:
-        MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and the graph has NVFP4.
+        MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and ONNX Runtime refuses the
+            file, which has NVFP4 or BF16 then.
         BuildError: ONNX Runtime refuses the file, or its optimizer ends the process that tries it.
     """
 
@@ -79,7 +80,7 @@ class OrtRunner:
             raise MissingError(broken("onnxruntime", "it has no InferenceSession"))
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self.notes: tuple[str, ...] = ()
-        self._may_need_onnx = False
+        self._without_onnx = False
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
@@ -101,10 +102,10 @@ class OrtRunner:
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            if self._may_need_onnx:
+            if self._without_onnx:
                 raise MissingError(
-                    "onnx: not installed, and a graph whose weights have blocks of scales may need it on the CPU (ONNX "
-                    f"Runtime by itself has no NVFP4). Run: {pip_install('onnx')}"
+                    "onnx: not installed, and a graph in NVFP4 or BF16 needs it on the CPU (ONNX Runtime by itself: "
+                    f"{error}). Run: {pip_install('onnx')}"
                 ) from error
             raise BuildError(
                 f"graph: ONNX Runtime does not accept it ({error}). Check its opset and dtypes."
@@ -121,7 +122,7 @@ class OrtRunner:
         except ModuleNotFoundError as error:
             if error.name != "onnx":
                 raise
-            self._may_need_onnx = True
+            self._without_onnx = True
             return model
         if (wide := widened(model)) is None:
             return model
@@ -135,7 +136,8 @@ class OrtRunner:
         except ModuleNotFoundError as error:
             if error.name != "onnx":
                 raise
-            self.name += ", which does not round FP16 (install onnx)"
+            self._without_onnx = True
+            self.name += ", which does not round FP16, if the graph has any (install onnx)"
             return model
         try:
             return rounded(model) or model
