@@ -244,8 +244,8 @@ def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:
         ("OSError('libcudart.so.13: undefined symbol')", "OSError: libcudart.so.13: undefined symbol"),
         ("AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
         (
-            "ModuleNotFoundError(\"No module named 'filelock'\", name='filelock')",
-            "ModuleNotFoundError: No module named 'filelock'",
+            "ModuleNotFoundError(\"No module named 'zebra'\", name='zebra')",  # none that trtpipe names
+            "ModuleNotFoundError: No module named 'zebra'",
         ),
     ],
 )

@@ -6,16 +6,14 @@ import difflib
 import errno
 import os
 import shlex
-import traceback
 from collections.abc import Sequence
 from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
-from calib.user_code import OURS
-from trtpipe.packages import broken
+from trtpipe.import_errors import package_fault
 
-#: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has 130 too, before
-#: anything is imported.
+#: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has some too, as this
+#: module may not be there yet.
 ExitCode = NewType("ExitCode", int)
 #: All is well; a check failed, or a figure is worse than it may be; a bug in trtpipe.
 SUCCESS, FAILED, BUG = ExitCode(0), ExitCode(1), ExitCode(70)
@@ -90,13 +88,13 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     """`error` as a user error, or None where it is a bug: the one place where others' exceptions become messages.
 
     calib's own errors keep their text. A refusal of the operating system (OSError with an errno) is its path, what
-    was refused in words, and what to do; exit code 2. Running out of memory is a MissingError, and so is whatever a
-    package raises while it is imported.
+    was refused in words, and what to do; exit code 2. Running out of memory is a MissingError, and so is a package that
+    is missing, hidden by another file, or raises anything while it is imported (`package_fault`).
     """
     if isinstance(error, TrtpipeError):
         return error
-    if (package := _failed_import(error)) is not None:
-        return MissingError(broken(package, error))
+    if (fault := package_fault(error)) is not None:
+        return MissingError(fault)
     if isinstance(error, CalibCancelled):
         return Cancelled(str(error))
     if isinstance(error, CalibError):
@@ -110,24 +108,6 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     if isinstance(error, ValueError) and str(error).startswith("embedded null "):
         return InputError("a path must not hold a NUL character (\\0). Check the paths of the command and of the job.")
     return None
-
-
-def _failed_import(error: BaseException) -> str | None:
-    """The package of others whose import raised `error`: it is damaged, or of another release than what it needs.
-
-    That is the first module below the last frame of trtpipe or calib whose own code was being executed, whatever the
-    error's type: torchvision raises a RuntimeError beside another torch, libraries that lack a symbol an OSError.
-    """
-    if not isinstance(error, Exception):
-        return None
-    inner: str | None = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in OURS:
-            inner = None
-        elif inner is None and frame.f_code.co_name == "<module>" and package != "__main__":
-            inner = package
-    return inner
 
 
 def _refused(error: OSError) -> InputError | None:

@@ -11,17 +11,21 @@ import functools
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
+
+#: trtpipe's two packages and their folders; not by `calib.user_code.OURS`, which another calib may hide (`hider`).
+OWN_FOLDERS = {name: Path(__file__).resolve().parent.with_name(name) for name in ("calib", "trtpipe")}
 
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
@@ -107,12 +111,17 @@ def install_command(name: str) -> str:
         return _COMMANDS[name]
     if name in EXTRAS:
         return f"pip install 'trtpipe[{EXTRAS[name]}]'"
-    return pip_install({d: str(r) for r in _requirements() for d in (r.name, *_modules_of(r.name))}[name])
+    return pip_install({d: text for core, text in _core().items() for d in (core, *_modules_of(core))}[name])
 
 
 def lacking() -> tuple[str, ...]:
     """The distributions that trtpipe cannot do without and that are not installed."""
-    return tuple(r.name for r in _requirements() if not any(map(package, _modules_of(r.name) or (r.name,))))
+    return tuple(name for name in _core() if not any(map(package, _modules_of(name) or (name,))))
+
+
+def core_modules() -> tuple[str, ...]:
+    """The modules of the distributions that trtpipe cannot do without."""
+    return tuple(module for name in _core() for module in _modules_of(name) or (name,))
 
 
 def _modules_of(distribution: str) -> tuple[str, ...]:
@@ -120,17 +129,17 @@ def _modules_of(distribution: str) -> tuple[str, ...]:
     return tuple(module for module, names in DISTRIBUTIONS.items() if distribution in names)
 
 
-def _requirements(extra: str = "") -> tuple[Requirement, ...]:
-    """What trtpipe's own metadata requires always, or for an extra alone; nothing where it is not installed."""
-    from packaging.requirements import Requirement
+def _core() -> Mapping[str, str]:
+    """What trtpipe's own metadata requires always: `numpy` to `numpy>=1.24`; nothing where it is not installed. Read
+    without `packaging`, which is one of them."""
+    return {re.split(r"[^\w.-]", text, maxsplit=1)[0]: text for text in _required() if ";" not in text}
 
+
+def _required() -> Sequence[str]:
     try:
-        listed = map(Requirement, metadata.requires(__package__) or ())
+        return metadata.requires(__package__) or ()
     except metadata.PackageNotFoundError:
         return ()
-    if extra:
-        return tuple(r for r in listed if r.marker is not None and r.marker.evaluate({"extra": extra}))
-    return tuple(r for r in listed if r.marker is None)
 
 
 def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
@@ -161,7 +170,10 @@ def unfit(module: str) -> str | None:
 
 def _asked() -> Mapping[str, SpecifierSet]:
     """Releases of other distributions that trtpipe's `build` extra names."""
-    return {r.name: r.specifier for r in _requirements("build")}
+    from packaging.requirements import Requirement
+
+    listed = map(Requirement, _required())
+    return {r.name: r.specifier for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})}
 
 
 def not_installed(*modules: str) -> str:
@@ -172,19 +184,33 @@ def not_installed(*modules: str) -> str:
 
 
 def broken(module: str, reason: object) -> str:
-    """Why a module that is installed cannot be used, and what repairs it; `reason` is the error of its import."""
+    """Why a module that is installed, or that a file hides, cannot be used, and what repairs it; `reason` is the error
+    of its import, or of what it lacks."""
+    said = reason_of(reason) if isinstance(reason, BaseException) else str(reason)
+    if (path := hider(module)) is not None:
+        away = "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder)."
+        return f"{path} hides the package {module} ({said}). {away}"
     installed = package(module)
     name = module if installed is None else installed.distribution
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
     if name == "torchvision" and (torch := package("torch")) is not None:
         again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
-    said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
     cannot = f"{module} is installed and cannot be imported ({said})."
     if "failed to map segment" in said or "Cannot allocate memory" in said:
         return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
     return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"
+
+
+def reason_of(error: BaseException) -> str:
+    """What an import raised, on one line: `ImportError: libfoo.so.9 is not here`. Of an error that gives pages of
+    advice (NumPy's) it is the one that caused it."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    if "\n" in str(error).strip() and error.__cause__ is not None:
+        return reason_of(error.__cause__)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _torchvision_for(torch: str) -> str:
@@ -267,7 +293,8 @@ def brought(module: str, path: Path) -> bool:
         except metadata.PackageNotFoundError:
             continue
         if found.files is None:  # a system's package, whose manager keeps the list
-            listed = [Path(str(found.locate_file(""))) / path.parent.name / path.name]
+            site = Path(str(found.locate_file("")))
+            listed = [site / path.parent.name / path.name, site / path.name]
         else:
             listed = [Path(str(f.locate())) for f in _first_files(name, module)]
         if any(one.resolve() == path.resolve() for one in listed):
@@ -275,41 +302,74 @@ def brought(module: str, path: Path) -> bool:
     return False
 
 
+def hider(module: str) -> Path | None:
+    """The file that `import module` runs in the place of an installed package of that name (of calib and trtpipe: of
+    the one beside this file), or of one that trtpipe names and that is not installed; None where no file hides it.
+    """
+    spec = getattr(sys.modules.get(module), "__spec__", None) or PathFinder.find_spec(module)
+    if spec is None or not spec.has_location:
+        return None
+    path = Path(str(spec.origin))
+    if module in OWN_FOLDERS:
+        return path if path.resolve().parent != OWN_FOLDERS[module].resolve() else None
+    if brought(module, path):
+        return None
+    if installed := _installed(DISTRIBUTIONS.get(module, (module,))):  # one that lists no such file is a source tree
+        found = (metadata.distribution(p.distribution) for p in installed)
+        return path if any(d.files is None or _first_files(d.name, module) for d in found) else None
+    return path if path.name == f"{module}.py" and (module in EXTRAS or module in core_modules()) else None
+
+
 def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:
-    """What importing the package `module` runs first, as far as a distribution lists it."""
+    """What importing the package or module `module` runs first, as far as a distribution lists it."""
     try:
         listed = metadata.files(distribution) or ()
     except metadata.PackageNotFoundError:
         return []
-    return [f for f in listed if f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.")]
+    alone = {module + suffix for suffix in all_suffixes()}
+    return [
+        f
+        for f in listed
+        if (f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.")) or str(f) in alone
+    ]
 
 
-#: Imports each module named, and prints a line of JSON for each: null, or its error.
+#: How long an import may take before it is given up, in seconds.
+IMPORT_S = 60.0
+#: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer.
 _TRY_IMPORTS = """
-import importlib, json, os, sys
+import importlib, json, os, signal, sys
 out = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-sys.path[:] = json.loads(sys.argv[1])
-for module in sys.argv[2:]:
+limit_s, path, *modules = sys.argv[1:]
+sys.path[:] = json.loads(path)
+for module in modules:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, float(limit_s))
     try:
         importlib.import_module(module)
         print("null", file=out)
     except Exception as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"), file=out)
+        while "\\n" in str(error).strip() and error.__cause__:  # as `reason_of` has it
+            error = error.__cause__
+        print(json.dumps(f"{type(error).__name__}: {' '.join(str(error).split())}"), file=out)
 """
 
 
-def import_failures(modules: Sequence[str]) -> Mapping[str, str]:
-    """Why modules that are installed cannot be imported, by module; tried in a process of its own."""
+def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mapping[str, str]:
+    """Why modules that are installed cannot be imported, by module; tried in a process of its own, each for `limit_s`
+    seconds at most."""
     failed: dict[str, str] = {}
     left = list(modules)
     while left:
-        command = (sys.executable, "-c", _TRY_IMPORTS, json.dumps(sys.path), *left)
+        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), *left)
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
         answers = [json.loads(line) for line in ran.stdout.splitlines()]
         failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
         if len(answers) < len(left):  # the next one took the process with it
-            failed[left[len(answers)]] = f"it ended the process (exit code {ran.returncode})"
+            late = hasattr(signal, "SIGALRM") and ran.returncode == -signal.SIGALRM
+            why = f"did not end within {limit_s:g} s" if late else f"ended the process (exit code {ran.returncode})"
+            failed[left[len(answers)]] = f"its import {why}"
         left = left[len(answers) + 1 :]
     return failed
 

@@ -120,6 +120,7 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
         (ModuleNotFoundError("No module named 'x'", name="x"), 3, "x: not installed. Install it in this environment."),
         (MemoryError(), 3, "out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory."),
         (ZeroDivisionError("division"), 70, "this is a bug in trtpipe, please report it:"),
+        (SystemExit(0), 70, "this is a bug in trtpipe, please report it:"),  # of a library, say
     ],
     ids=repr,
 )

@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib
 import io
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,11 @@ from trtpipe.errors import (
     Cancelled,
     ExitCode,
     InputError,
-    MissingError,
     did_you_mean,
     either,
     user_error,
 )
 from trtpipe.job.importable import on_path
-from trtpipe.packages import not_installed
 
 if TYPE_CHECKING:
     from trtpipe.job.problems import Problem
@@ -107,11 +106,20 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest command in the message."""
+        """As click does, with the nearest command in the message; none runs where the current folder is gone."""
+        _require_folder()
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], tuple(COMMANDS))
             ctx.fail(" ".join(filter(None, (f"COMMAND must be {either(tuple(COMMANDS))} (got {args[0]!r}).", hint))))
         return super().resolve_command(ctx, args)
+
+
+def _require_folder() -> None:
+    """Raises InputError where the current folder is gone, from where paths are looked up, and Python's modules."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current folder: it is no longer there. Change to another.") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -142,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
 
 
 def _run(argv: Sequence[str] | None) -> ExitCode:
-    settings = Settings()
+    settings = Settings(json="--json" in (sys.argv if argv is None else argv))  # its option may not be read any more
     try:
         with interrupted_by(_interrupt):
             result = group.main(
@@ -153,23 +161,27 @@ def _run(argv: Sequence[str] | None) -> ExitCode:
         return ExitCode(end.exit_code)
     except click.ClickException as error:
         error.show(file=sys.stderr)
-        settings.json = settings.json or "--json" in (sys.argv if argv is None else argv)  # where options are wrong
         return _said(settings, error.format_message(), InputError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", Cancelled.exit_code)
-    except SystemExit as end:  # click ends a completion so, and with 1 what it prints itself to a closed pipe
-        return UNREAD if end.code else SUCCESS
+    except SystemExit as end:
+        if _raised_in(end) != "click":
+            return _unexpected(settings, end)
+        return UNREAD if end.code else SUCCESS  # a completion ends so, and with 1 what click prints to a closed pipe
     except BrokenPipeError:  # the same, seen outside of click
         return UNREAD
     except BaseException as error:  # noqa: BLE001  # the one place where a bug becomes output
         return _unexpected(settings, error)
 
 
+def _raised_in(error: BaseException) -> str:
+    """The top-level package of the code that raised an error."""
+    (*_, (frame, _)) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def _unexpected(settings: Settings, error: BaseException) -> ExitCode:
     """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
-    if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
-        with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
-            return _failed(settings, not_installed(error.name or ""), MissingError.exit_code)
     if (shown := user_error(error)) is not None:
         if isinstance(shown, Cancelled):  # whichever stage noticed it
             said = str(shown) if str(shown).startswith("interrupted") else f"interrupted: {shown}"

@@ -79,7 +79,7 @@ def _outcome(task: Task, reporter: Reporter, memory: Memory, say: Callable[[str]
         return {"outcome": BUSY}
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: not installed. Install it in this environment.", MissingError.exit_code)
-    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
         shown = user_error(error)
         if isinstance(shown, Cancelled):
             raise shown from None
