@@ -36,8 +36,8 @@ ONLY = {
 #: and tables of what is loaded on demand.
 MAY_IMPORT_BY_NAME = {
     "calib.user_code", "trtpipe", "trtpipe.cli.main", "trtpipe.examples.networks", "trtpipe.notebook",
-    "trtpipe.pipeline.cache.events", "trtpipe.routes.registry", "trtpipe.routes.torch2trt.route",
-    "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
+    "trtpipe.pipeline.cache.events", "trtpipe.pipeline.deep", "trtpipe.routes.registry",
+    "trtpipe.routes.torch2trt.route", "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
 }  # fmt: skip
 
 

@@ -306,7 +306,7 @@ def test_imports_are_tried_in_another_process(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert doctor.import_failures(("whole", "lacking", "ending", "whole", "after")) == {
         "lacking": "OSError: libfoo.so.9: cannot open shared object file",
-        "ending": "it ended the process (exit code 5)",
+        "ending": "its import ended the process (exit code 5)",
         "after": "OSError: libfoo.so.9: cannot open shared object file",
     }
     assert "whole" not in sys.modules

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+
 from trtpipe.errors import MissingError, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.packages import unimportable
+from trtpipe.model.torch_versions import needs_torchao
+from trtpipe.packages import BUILDING, CAPTURE, broken, core_modules, version
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.routes.onnx import to_onnx
@@ -16,7 +20,8 @@ from trtpipe.routes.onnx import to_onnx
 
 @with_own_modules
 def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
-    """The first thing of each kind that would stop the job later: its model, data, baseline, graph and ONNX form.
+    """The first thing of each kind that would stop the job later: its model, data, baseline, graph and ONNX form; or
+    the packages that cannot be imported.
 
     The model is run twice or three times on zeros, traced, exported and lowered in FP32; nothing is calibrated,
     compiled or written.
@@ -24,9 +29,9 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize
 
+    if damaged := tuple(_damaged()):  # what follows needs them
+        return damaged
     problems: list[TrtpipeError] = []
-    if (unusable := unimportable("onnxruntime")) is not None:  # the others are imported below
-        problems.append(MissingError(unusable))
     try:
         loaded = load_model(job, job.folder)
     except TrtpipeError as error:
@@ -47,3 +52,16 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     except TrtpipeError as error:
         problems.append(error)
     return tuple(problems)
+
+
+def _damaged() -> Iterator[MissingError]:
+    """Packages that are installed, that a build imports, and that cannot be; in this process, which needs most of them
+    anyway."""
+    torch = version("torch")
+    for module in (*core_modules(), *CAPTURE, *BUILDING):
+        if version(module) is None or (module == "torchao" and torch is not None and not needs_torchao(torch)):
+            continue
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises
+            yield MissingError(broken(module, error))

@@ -23,8 +23,10 @@ from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
     BUILDING,
     CAPTURE,
+    IMPORT_S,
     TORCH_TENSORRT,
     broken,
+    core_modules,
     cuda_major,
     import_failures,
     install_command,
@@ -115,7 +117,7 @@ def examine() -> Diagnosis:
     gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = driver.is_jetson()
-    used = [module for name, module in PACKAGES if module in (*CAPTURE, "torch_tensorrt") and packages[name]]
+    used = [m for m in (*core_modules(), *CAPTURE, *BUILDING, "torch_tensorrt") if version(m)]
     memory = no_memory() if gpu.devices and tensorrts else ""
     failed = import_failures((*used, *map(str, tensorrts)))
     return Diagnosis(
@@ -130,7 +132,8 @@ def examine() -> Diagnosis:
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,
         abilities=_with_core(
-            _importable(_capture(packages), CAPTURE, failed),
+            failed,
+            _importable(_capture(packages), (*CAPTURE, *BUILDING), failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
             *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, memory, jetson=jetson)),
             *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, memory, jetson=jetson)),
@@ -143,10 +146,10 @@ def examine() -> Diagnosis:
     )
 
 
-def _with_core(*abilities: Ability) -> tuple[Ability, ...]:
+def _with_core(failed: Mapping[str, str], *abilities: Ability) -> tuple[Ability, ...]:
     """The abilities, none of which is one without what trtpipe itself requires."""
     if not (absent := lacking()):
-        return abilities
+        return tuple(_importable(a, core_modules(), failed) for a in abilities)
     why, command = f"{', '.join(absent)} not installed", install_command(absent[0])
     return tuple(Ability(a.what, False, why, command) for a in abilities)
 
@@ -246,11 +249,15 @@ except MissingError as error:
 """
 
 
-def no_memory() -> str:
+def no_memory(limit_s: float = IMPORT_S) -> str:
     """Why nothing that is installed gives device memory, and what to install where that helps, tried in a process of
-    its own; empty where something does."""
+    its own, for `limit_s` seconds at most; empty where something does."""
     command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
-    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    out, err = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        ran = subprocess.run(command, stdout=out, stderr=err, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"device memory: asking for it did not end within {limit_s:g} s"
     return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
 
 

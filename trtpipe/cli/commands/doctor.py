@@ -13,7 +13,10 @@ from trtpipe.runtime import doctor
 @click.command("doctor", short_help="Say what this machine can build and run.")
 @json_option
 def command(as_json: bool) -> ExitCode:
-    """Say what this machine can build and run, what it lacks, and the commands that would add it."""
+    """Say what this machine can build and run, what it lacks, and the commands that would add it.
+
+    Every package that trtpipe requires, or a build needs, is imported in another process, for 60 seconds at most.
+    """
     diagnosis = doctor.examine()
     if as_json:
         console.out_json(console.jsonable(diagnosis) | {"commands": list(diagnosis.commands)})
