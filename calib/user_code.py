@@ -134,17 +134,23 @@ def import_callable(reference: str, where: str, error: Callable[[str], Exception
             if module != absent and not module.startswith(f"{absent}."):
                 raise
             target = None
+    top = module.partition(".")[0]
     if target is None:
-        raise error(
-            f"{where}: must name a module that can be imported (got {reference!r}). "
-            f"Put {module.partition('.')[0]}.py beside the job file, or install its package."
-        )
+        step = hidden_step(module) or f"Put {top}.py beside the job file, or install its package."
+        raise error(f"{where}: must name a module that can be imported (got {reference!r}). {step}")
     with user_code(f"{where}: looking up {name} in {module}", error):
         for part in name.split("."):
             target = getattr(target, part, None)
     if not callable(target):
-        raise error(f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon.")
+        step = hidden_step(module) or "Check the name after the colon."
+        raise error(f"{where}: must be package.module:callable (got {reference!r}). {step}")
     return target
+
+
+def hidden_step(module: str) -> str:
+    """What to do where a package of ours hides the module that was looked for, by its name; empty for other names."""
+    top = module.partition(".")[0]
+    return f"{top} is a package of trtpipe's own: rename yours, if it is called so." if top in OURS else ""
 
 
 def _frames(raised: BaseException) -> list[traceback.FrameSummary]:

@@ -14,11 +14,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from calib.files import text_at_most
+from calib.user_code import OURS, hidden_step
 from trtpipe.errors import did_you_mean
 from trtpipe.job.yamlfile import MAX_BYTES
 
 #: Of the names of job files, beside which a job's own code lies.
 _JOB_SUFFIXES = (".yaml", ".yml")
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_job_file(path: Path) -> bool:
@@ -79,6 +81,18 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
 
 def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] | None:
     """What keeps `module:callable` from being imported, as (what must hold, what was got, next step); None if nothing.
+
+    One of trtpipe or calib is looked for in these alone: they are loaded, whatever else is called so.
+    """
+    module = target.partition(":")[0]
+    if module.partition(".")[0] not in OURS:
+        return _missing(target, folders)
+    absent = _missing(target, (_ROOT,))
+    return None if absent is None else (*absent[:2], f"{absent[2]} {hidden_step(module)}".lstrip())
+
+
+def _missing(target: str, folders: Iterable[Path]) -> tuple[str, str, str] | None:
+    """`missing`, by the first module of that name.
 
     The callable is looked for in the module's source. A module without Python source, or one that may fill itself as it
     is executed (`from x import *`, `__getattr__`, `globals()`), is believed: importing it says what it has.

@@ -31,7 +31,8 @@ that match nothing, and packages that are installed and cannot be imported, for 
   converted, so `"1"` is text.
 - An unknown key, a key given twice, an anchor, an alias or a tag is an error.
 - `--set section.key=value` overrides any key but `matrix` from the command line; the value is YAML.
-- A callable is `package.module:name`, looked for in the folder of the job file first.
+- A callable is `package.module:name`, looked for in the folder of the job file first; none of yours may be in a module
+  `calib` or `trtpipe`, as those are trtpipe's own packages.
 """
 
 
