@@ -88,7 +88,7 @@ def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] |
     if module.partition(".")[0] not in OURS:
         return _missing(target, folders)
     absent = _missing(target, (_ROOT,))
-    return None if absent is None else (*absent[:2], f"{absent[2]} {hidden_step(module)}".lstrip())
+    return None if absent is None else (*absent[:2], absent[2] or hidden_step(module))
 
 
 def _missing(target: str, folders: Iterable[Path]) -> tuple[str, str, str] | None:
