@@ -312,7 +312,12 @@ def test_a_wrapped_network_is_taken_out_and_others_are_refused(tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("body", "taken"),
-    [("forward(self, x, mask)", "(x, mask)"), ("forward(self)", "()"), ("forward(self, *, x)", "(*, x)")],
+    [
+        ("forward(self, x, mask)", "(x, mask)"),
+        ("forward(self)", "()"),
+        ("forward(self, *, x)", "(*, x)"),
+        ("forward(self, **given)", "(**given)"),
+    ],
 )
 def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path: Path, body: str, taken: str) -> None:
     name = f"awkward_takes_{len(taken)}"
@@ -321,7 +326,7 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
     module.write_text(module.read_text().replace("forward(self, x)", body))
     (problem,) = map(str, deep_problems(load_job(file)))
     step = "name each in inputs, or wrap the model."
-    if taken == "(*, x)":
+    if "*" in taken:
         step = "it is given them in order, so wrap the model in one that takes x in order."
     assert f"forward takes {taken}, and the job has 1 inputs: {step}" in problem
 

@@ -231,7 +231,10 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         inspect.signature(module.network.forward).bind(*inputs)
     except TypeError:
         taken = inspect.signature(module.network.forward)
-        by_name = [p.name for p in taken.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        parameters = taken.parameters.values()
+        by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        if any(p.kind is p.VAR_KEYWORD for p in parameters) and not by_name:
+            by_name = [spec.name for spec in inputs]
         step = "name each in inputs, or wrap the model."
         if any("." in spec.name for spec in inputs):
             step = (
