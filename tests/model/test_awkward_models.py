@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import trtpipe
 from trtpipe.cli.main import main
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.load import load_job
+from trtpipe.model.bindings import Bound
+from trtpipe.model.export import export
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.progress import Silent
+from trtpipe.values import DimRange, TensorSpec
 
 HEAD = """
 from collections import namedtuple
@@ -329,6 +333,37 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
     if "*" in taken:
         step = "it is given them in order, so wrap the model in one that takes x in order."
     assert f"forward takes {taken}, and the job has 1 inputs: {step}" in problem
+
+
+def test_weights_that_forward_makes_are_refused(tmp_path: Path) -> None:
+    """They are others in each process."""
+    body = "self.b = getattr(self, 'b', None) or nn.Linear(y.shape[1], 2)\n        return self.b(y)"
+    (problem,) = map(str, deep_problems(load_job(job(tmp_path, body, ONE, "awkward_maker"))))
+    assert problem == (
+        "model: its weights must be there when it is made (got b.weight, which forward makes as it first runs: others "
+        "each time). Make its layer in __init__."
+    )
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_of_a_dynamic_length_is_named(kind: str) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = getattr(torch.nn, kind)(4, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps: torch.Tensor = self.steps(x)[0]
+            return steps[:, -1]
+
+    spec = TensorSpec("x", "float32", (2, "T", 4), {"T": DimRange(2, 20, 30)})
+    with pytest.raises(BuildError) as caught:
+        export(Bound(Net(), (spec,), {}, ("y",)), (spec,))
+    assert str(caught.value) == (
+        "capture: the model fixes a dimension that the job declares as dynamic (T, 20 in its graph). PyTorch exports a "
+        "recurrent layer (steps) for one length: declare that as a number in inputs.*.shape, and pad or cut samples to "
+        "it."
+    )
 
 
 def test_an_argument_of_a_class_is_said_to_be_given_as_a_dict(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.model.load import load_model
-from trtpipe.model.weights import weights_digest
+from trtpipe.model.weights import load_weights, weights_digest
 
 MODULE = """
 import torch
@@ -122,6 +123,64 @@ def test_a_prefix_of_all_names_is_named(job: Any, tmp_path: Path, prefix: str, s
     with pytest.raises(InputError, match=r"^model\.weights: must fit the model \(got w\.pt: ") as caught:
         load_model(job(weights=str(path)), tmp_path)
     assert str(caught.value).endswith(f"). {step}")
+
+
+@pytest.mark.parametrize(
+    "keys", [("state_dict",), ("model", "weights"), ("params",), ("nets", "generator"), ("a", "b", "c", "d")]
+)
+def test_a_checkpoint_is_searched_for_the_one_set_of_the_models_names(
+    job: Any, tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    """Beside an optimizer's state, another network and figures."""
+    held: Any = {"fc.weight": torch.full((3, 4), 2.0), "fc.bias": torch.zeros(3)}
+    for key in reversed(keys):
+        held = {key: held, "optimizer": {"state": {0: torch.ones(2)}, "lr": 0.1}, "other": {"d.weight": torch.ones(1)}}
+    torch.save({**held, "epoch": 3}, tmp_path / "w.pt")
+    loaded = load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+    assert loaded.module(torch.ones(1, 4))[0].tolist() == [[8.0, 8.0, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "prefix"),
+    [
+        ("['state_dict']", "['state_dict_ema']", ""),
+        ("['model']", "['model_ema']", ""),
+        ("['model']", "['ema']['module']", ""),
+        ("['state_dict']", "['swa']", "module."),
+        ("['params']", "['params_ema']", ""),
+    ],
+)
+def test_a_checkpoint_of_several_sets_of_weights_is_refused(
+    job: Any, tmp_path: Path, one: str, other: str, prefix: str
+) -> None:
+    """Such as their moving average, which is what was evaluated."""
+    names = {"fc.weight": torch.zeros(3, 4), "fc.bias": torch.zeros(3)}
+    held: Any = {}
+    for at, state in ((one, names), (other, {prefix + name: t + 1 for name, t in names.items()})):
+        first, *rest = re.findall(r"'(\w+)'", at)
+        held[first] = {rest[0]: state, "updates": 7} if rest else state
+    torch.save({**held, "epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+    assert str(caught.value) == (
+        f"model.weights: must hold the model's weights once (got w.pt with 2 sets of them: {one}, {other}). Save the "
+        f"one that is meant: torch.save(torch.load('w.pt'){other}, ...)."
+    )
+
+
+def test_a_file_that_was_cut_says_so(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"fc.weight": torch.zeros(3, 4), "fc.bias": torch.zeros(3)}, path)
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert "PytorchStreamReader failed" in str(caught.value)
+    path.unlink()
+    with pytest.raises(InputError) as caught:
+        load_weights(torch.nn.Linear(4, 3), path)
+    assert str(caught.value) == (
+        f"model.weights: must be a file that can be read (got {path}: No such file or directory). Is all of it there?"
+    )
 
 
 @pytest.mark.parametrize("kind", ["sparse", "meta", "lazy"])

@@ -92,7 +92,7 @@ class ModelSource(Section):
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
     args: JsonObject = Field(default_factory=dict, description="keyword arguments of the factory")
-    weights: str | None = Field(default=None, description="state dict: .safetensors, or .pt read with weights_only")
+    weights: str | None = Field(default=None, description="state dict, or a checkpoint of one: .safetensors or .pt")
     torchscript: str | None = Field(
         default=None, description="a TorchScript file to compare with, instead of recording a baseline"
     )

@@ -75,7 +75,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     except BaseException as error:
         if raised_by_the_model(error):
             raise InputError(f"capture: the model, run by torch.export, raised {described(error)}") from error
-        raise BuildError(_reason(error)) from error
+        raise BuildError(_reason(error, module)) from error
 
 
 @contextmanager
@@ -95,8 +95,12 @@ def without_its_log() -> Iterator[None]:
 _GUARD = r"- Not all values of (\w+) = (.+) in the specified range (.+) satisfy the generated guard (.+?)\.?"
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, module: torch.nn.Module) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
+    import torch
+
+    from trtpipe.model.bindings import INNER
+
     where = place_of(error)
     at = f" at {where}" if where else ""
     if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
@@ -125,9 +129,19 @@ def _reason(error: BaseException) -> str:
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
             )
             return _only_where(asked + (f"; {fits} would do" if fits else ""))
+        fixed = re.search(
+            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
+        )
+        got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
+        if recurrent := [name for name, m in module.named_modules() if isinstance(m, torch.nn.RNNBase)]:
+            layer = recurrent[0].removeprefix(f"{INNER}.")
+            return (
+                f"capture: the model fixes a dimension that the job declares as dynamic ({got}). PyTorch exports a "
+                f"recurrent layer ({layer}) for one length: declare that as a number in inputs.*.shape, and pad or cut "
+                "samples to it."
+            )
         return (
-            "capture: the model fixes a dimension that the job declares as dynamic "
-            f"({(*specialized, typed_line(error))[0]}). "
+            f"capture: the model fixes a dimension that the job declares as dynamic ({got}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
             "    x = x.reshape(x.shape[0], -1)\n"
             "torch.linspace of x.shape fixes it too: torch.arange does not."

@@ -32,14 +32,20 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     batch, and is as long as it.
 
     Raises:
-        InputError: a dtype that the job declares cannot hold what the model returns.
+        InputError: a dtype that the job declares cannot hold what the model returns, or forward makes weights.
     """
     from trtpipe.model.ranks import sorted_outputs
 
     dims, batch = _dynamic(inputs), inputs[0].shape[0]
     first = _first_sizes(inputs)
+    own = {name for name, _ in module.network.named_parameters()}
     made_up = _MadeUp(module, inputs, whole_value(module, inputs))
     returned = made_up.outputs(first)
+    if made := [name for name, _ in module.network.named_parameters() if name not in own]:
+        raise InputError(
+            f"model: its weights must be there when it is made (got {made[0]}, which forward makes as it first runs: "
+            "others each time). Make its layer in __init__."
+        )
     _require_dtypes(returned, dtypes)
     listed = any(part.isdigit() for name in dtypes for part in name.split("."))  # maybe an element for each sample
     if listed and (more := _outputs_by_batch(module, made_up.args(first))):

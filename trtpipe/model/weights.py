@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def load_weights(network: torch.nn.Module, path: Path) -> None:
-    """Give the network the tensors of a .safetensors or .pt file.
+    """Give the network the tensors of a .safetensors or .pt file, wherever in nested dicts they are.
 
     Raises:
-        InputError: the file cannot be read, holds something else, or does not fit the network.
+        InputError: the file cannot be read, holds something else, or does not fit the network; or it holds several sets
+            of tensors that would, such as an average of the weights beside them.
     """
     import torch
 
@@ -30,8 +32,9 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             state: JsonObject = load_file(str(path))
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
+    except OSError as error:
+        got = f"{path}: {error.strerror or first_line(error)}"
+        raise InputError(f"model.weights: must be a file that can be read (got {got}). Is all of it there?") from None
     except Exception as error:
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
@@ -40,7 +43,17 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             f"{first_line(reason) or first_line(error)}). "
             "Save the state_dict, not the module."
         ) from error
-    for wrapper in ("state_dict", "model"):
+    names = set(network.state_dict())
+    sets = list(_sets(state, names)) if names else []
+    if len(sets) > 1:
+        keys = ["".join(f"[{key!r}]" for key in at) for at, _ in sets]
+        raise InputError(
+            f"model.weights: must hold the model's weights once (got {path.name} with {len(sets)} sets of them: "
+            f"{', '.join(keys)}). Save the one that is meant: torch.save(torch.load({path.name!r}){keys[-1]}, ...)."
+        )
+    if sets:
+        state = sets[0][1]
+    for wrapper in () if sets else ("state_dict", "model"):  # of a model with other names, as is said below
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
@@ -63,7 +76,9 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             return
         except RuntimeError as error:
             unfit = str(error)
-    step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
+    prefix = _prefix(names, set(state))
+    step = f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
+    step = step if prefix else "Check model.args."
     raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
 
 
@@ -80,13 +95,32 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _prefix_advice(names: set[str], saved: set[str]) -> str:
-    """What to do where every saved name is one of the model's behind one prefix, as DataParallel has it."""
+#: How deep in a checkpoint weights are looked for.
+_DEEPEST = 4
+
+
+def _sets(held: object, names: set[str], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonObject]]:
+    """Every dict of a checkpoint that has the model's names, or those behind one prefix, and the keys that lead there;
+    of a network's own only the outermost."""
+    if not isinstance(held, dict) or len(at) > _DEEPEST:
+        return
+    if all(isinstance(key, str) for key in held) and _prefix(names, set(held)) is not None:
+        yield at, held
+        return
+    for key, inner in held.items():
+        yield from _sets(inner, names, (*at, key))
+
+
+def _prefix(names: set[str], saved: set[str]) -> str | None:
+    """What stands before the model's names among saved ones, as DataParallel has it; empty where nothing does, None
+    where they are not there."""
+    if names <= saved:
+        return ""
     some = min(saved, default="")
     for prefix in (some[: at + 1] for at, letter in enumerate(some) if letter == "."):
         if names == {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}:
-            return f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
-    return ""
+            return prefix
+    return None
 
 
 def weights_digest(network: torch.nn.Module) -> str:
