@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
-         "trtpipe.pipeline.cache.remote", "trtpipe.packages", "trtpipe.trt.runtime"}, "strictjson.loads",
+         "trtpipe.pipeline.cache.remote", "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
@@ -393,7 +393,8 @@ REMEMBERED = {
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
     "trtpipe.runtime.doctor._require_memory": "that something gives device memory; not that nothing does",
-    "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",
+    "trtpipe.import_errors._unimportable": "a package that was imported once; where it is looked for is an argument",
+    "trtpipe.import_errors._loss": "a package's files, which no command changes; where they are is an argument",
     "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
 }
 

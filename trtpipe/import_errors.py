@@ -1,17 +1,26 @@
-"""What an error says of a package of others: that it is missing, damaged, or hidden by another file.
+"""Packages of others that are missing, damaged, or hidden by another file: by what an error says of them, by the files
+that they have lost, and by trying to import them.
 
 No more than the standard library is needed, nor `calib`: the program says so too where it cannot be imported itself.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import signal
+import subprocess
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import all_suffixes
 from types import ModuleType
 
-from trtpipe.packages import OWN_FOLDERS, broken, hider, not_installed
+from trtpipe.packages import OWN_FOLDERS, broken, hider, listed_files, not_installed
+
+_SUFFIXES = tuple(all_suffixes())
 
 
 def package_fault(error: BaseException) -> str | None:
@@ -23,6 +32,8 @@ def package_fault(error: BaseException) -> str | None:
     for module in dict.fromkeys(filter(None, (asked, importing, *OWN_FOLDERS))):
         if hider(module) is not None:
             return broken(module, error)
+    if asked and (lost := loss(asked, exact=True)):  # somebody's repair may have another size, where nothing fails
+        return broken(asked, lost)
     if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
             return not_installed(error.name or "")
@@ -63,3 +74,75 @@ def _asked(error: BaseException) -> str:
     elif isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         name = error.obj.__name__
     return (name or "").partition(".")[0]
+
+
+def loss(module: str, *, exact: bool = False) -> str:
+    """The file of an installed package that is no longer there or is empty, `exact`: or has another size, in words;
+    empty where there is none. Of its modules only those right in its folder are looked at, which is done once.
+    """
+    return _loss(module, exact, tuple(sys.path))
+
+
+@functools.cache
+def _loss(module: str, exact: bool, path: tuple[str, ...]) -> str:
+    for file in listed_files(module):
+        if len(file.parts) == 2 and file.parts[0] == module and file.size and file.name.endswith(_SUFFIXES):
+            try:
+                size = os.stat(str(file.locate())).st_size
+            except OSError:
+                return f"its file {file} is not there"
+            if size == 0 or (exact and size != file.size):
+                return f"its file {file} is {'empty' if size == 0 else 'not the one that was installed'}"
+    return ""
+
+
+#: How long an import may take before it is given up, in seconds.
+IMPORT_S = 60.0
+#: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer.
+_TRY_IMPORTS = """
+import importlib, json, os, signal, sys
+out = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+limit_s, path, *modules = sys.argv[1:]
+sys.path[:] = json.loads(path)
+for module in modules:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, float(limit_s))
+    try:
+        importlib.import_module(module)
+        print("null", file=out)
+    except Exception as error:
+        while "\\n" in str(error).strip() and error.__cause__:  # as `reason_of` has it
+            error = error.__cause__
+        print(json.dumps(f"{type(error).__name__}: {' '.join(str(error).split())}"), file=out)
+"""
+
+
+def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mapping[str, str]:
+    """Why modules that are installed cannot be imported, by module; tried in a process of its own, each for `limit_s`
+    seconds at most. One that has lost files (`loss`) may be importable."""
+    failed = {module: lost for module in modules if (lost := loss(module))}
+    left = [module for module in modules if module not in failed]
+    while left:
+        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), *left)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        answers = [json.loads(line) for line in ran.stdout.splitlines()]
+        failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
+        if len(answers) < len(left):  # the next one took the process with it
+            late = hasattr(signal, "SIGALRM") and ran.returncode == -signal.SIGALRM
+            why = f"did not end within {limit_s:g} s" if late else f"ended the process (exit code {ran.returncode})"
+            failed[left[len(answers)]] = f"its import {why}"
+        left = left[len(answers) + 1 :]
+    return failed
+
+
+def unimportable(module: str) -> str | None:
+    """Why a module that is installed cannot be used, as `broken` says it; None where it can be imported, which is tried
+    once."""
+    return _unimportable(module, tuple(sys.path))
+
+
+@functools.cache
+def _unimportable(module: str, path: tuple[str, ...]) -> str | None:
+    failed = import_failures((module,))
+    return broken(module, failed[module]) if failed else None

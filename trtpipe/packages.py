@@ -1,5 +1,4 @@
-"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported here. Whether a
-module can be imported is tried in a process of its own.
+"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported here.
 
 One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
 their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versions are therefore read here, by module.
@@ -7,12 +6,9 @@ their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versio
 
 from __future__ import annotations
 
-import functools
-import json
+import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,7 +192,7 @@ def broken(module: str, reason: object) -> str:
     if name == "torchvision" and (torch := package("torch")) is not None:
         again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
     cannot = f"{module} is installed and cannot be imported ({said})."
-    if "failed to map segment" in said or "Cannot allocate memory" in said:
+    if any(sign in said for sign in ("failed to map segment", "Cannot allocate memory", "MemoryError")):
         return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
@@ -258,6 +254,13 @@ def distributions(module: str) -> tuple[str, ...]:
     return *DISTRIBUTIONS.get(module, (module,)), *LIBRARIES.get(module, ())
 
 
+def present(module: str) -> bool:
+    """Whether `import module` gives more than a folder of that name, as an uninstallation leaves one behind."""
+    loaded = sys.modules.get(module, module)
+    spec = PathFinder.find_spec(module) if loaded is module else getattr(loaded, "__spec__", None)
+    return spec is not None and spec.origin is not None
+
+
 def versions(names: Iterable[str]) -> dict[str, str]:
     """Version of each of these distributions that is installed."""
     return {p.distribution: p.version for p in _installed(names)}
@@ -304,7 +307,8 @@ def brought(module: str, path: Path) -> bool:
 
 def hider(module: str) -> Path | None:
     """The file that `import module` runs in the place of an installed package of that name (of calib and trtpipe: of
-    the one beside this file), or of one that trtpipe names and that is not installed; None where no file hides it.
+    the one beside this file), of Python's own module, or of one that trtpipe names and that is not installed; None
+    where no file hides it.
     """
     spec = getattr(sys.modules.get(module), "__spec__", None) or PathFinder.find_spec(module)
     if spec is None or not spec.has_location:
@@ -312,6 +316,8 @@ def hider(module: str) -> Path | None:
     path = Path(str(spec.origin))
     if module in OWN_FOLDERS:
         return path if path.resolve().parent != OWN_FOLDERS[module].resolve() else None
+    if module in sys.stdlib_module_names:
+        return path if not path.resolve().is_relative_to(Path(os.__file__).resolve().parent) else None
     if brought(module, path):
         return None
     if installed := _installed(DISTRIBUTIONS.get(module, (module,))):  # one that lists no such file is a source tree
@@ -320,67 +326,23 @@ def hider(module: str) -> Path | None:
     return path if path.name == f"{module}.py" and (module in EXTRAS or module in core_modules()) else None
 
 
+def listed_files(module: str) -> list[metadata.PackagePath]:
+    """What the installed distributions that may bring a module list, with the sizes they had."""
+    return [file for name in DISTRIBUTIONS.get(module, (module,)) for file in _listed(name)]
+
+
+def _listed(distribution: str) -> Sequence[metadata.PackagePath]:
+    try:
+        return metadata.files(distribution) or ()
+    except metadata.PackageNotFoundError:
+        return ()
+
+
 def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:
     """What importing the package or module `module` runs first, as far as a distribution lists it."""
-    try:
-        listed = metadata.files(distribution) or ()
-    except metadata.PackageNotFoundError:
-        return []
     alone = {module + suffix for suffix in all_suffixes()}
     return [
         f
-        for f in listed
+        for f in _listed(distribution)
         if (f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.")) or str(f) in alone
     ]
-
-
-#: How long an import may take before it is given up, in seconds.
-IMPORT_S = 60.0
-#: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer.
-_TRY_IMPORTS = """
-import importlib, json, os, signal, sys
-out = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
-limit_s, path, *modules = sys.argv[1:]
-sys.path[:] = json.loads(path)
-for module in modules:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, float(limit_s))
-    try:
-        importlib.import_module(module)
-        print("null", file=out)
-    except Exception as error:
-        while "\\n" in str(error).strip() and error.__cause__:  # as `reason_of` has it
-            error = error.__cause__
-        print(json.dumps(f"{type(error).__name__}: {' '.join(str(error).split())}"), file=out)
-"""
-
-
-def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mapping[str, str]:
-    """Why modules that are installed cannot be imported, by module; tried in a process of its own, each for `limit_s`
-    seconds at most."""
-    failed: dict[str, str] = {}
-    left = list(modules)
-    while left:
-        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), *left)
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-        answers = [json.loads(line) for line in ran.stdout.splitlines()]
-        failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
-        if len(answers) < len(left):  # the next one took the process with it
-            late = hasattr(signal, "SIGALRM") and ran.returncode == -signal.SIGALRM
-            why = f"did not end within {limit_s:g} s" if late else f"ended the process (exit code {ran.returncode})"
-            failed[left[len(answers)]] = f"its import {why}"
-        left = left[len(answers) + 1 :]
-    return failed
-
-
-def unimportable(module: str) -> str | None:
-    """Why a module that is installed cannot be used, as `broken` says it; None where it can be imported, which is tried
-    once."""
-    return _unimportable(module, tuple(sys.path))
-
-
-@functools.cache
-def _unimportable(module: str, path: tuple[str, ...]) -> str | None:
-    failed = import_failures((module,))
-    return broken(module, failed[module]) if failed else None

@@ -15,7 +15,7 @@ from jobs import good_folder, write
 import trtpipe
 from calib.errors import CalibError
 from calib.user_code import OURS, import_callable
-from trtpipe import packages
+from trtpipe import import_errors, packages
 from trtpipe.cli.main import COMMANDS, main
 from trtpipe.errors import user_error
 from trtpipe.job.importable import missing
@@ -55,14 +55,18 @@ def program(arguments: str, cwd: Path, path: Path | None = None, before: str = "
     return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, timeout=300, check=False)
 
 
-def install(site: Path, distribution: str, module: str, source: str, version: str = "9.9") -> None:
-    """Lay out what a wheel leaves behind."""
+def install(
+    site: Path, distribution: str, module: str, source: str, version: str = "9.9", lost: tuple[str, ...] = ()
+) -> None:
+    """Lay out what a wheel leaves behind, its files `lost` later."""
     (site / module).mkdir(parents=True)
     (site / module / "__init__.py").write_text(source + "\n")
     info = site / f"{distribution}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
     (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{module}/__init__.py,,\n")
+    with (info / "RECORD").open("a") as record:
+        record.writelines(f"{module}/{name},sha256=a,99\n" for name in lost)
 
 
 @pytest.fixture
@@ -84,6 +88,71 @@ def test_a_core_package_that_cannot_be_imported(
     )
     assert (done.returncode, done.stderr) == (3, f"{said}\n")
     assert json.loads(done.stdout) == {"error": said, "exit_code": 3}
+
+
+@pytest.mark.parametrize(("distribution", "module", "command"), CORE)
+@pytest.mark.parametrize("lost", ["__init__.py", "core.so"])
+def test_a_core_package_that_has_lost_a_file_is_damaged(
+    job: Path, distribution: str, module: str, command: str, lost: str
+) -> None:
+    """It can be imported, and has nothing of what is asked of it."""
+    install(job / "site", distribution, module, "", lost=(lost,))
+    (job / "site" / module / "__init__.py").write_bytes(b"")
+    done = program(f"{command} --json", job, job / "site")
+    how = f"its file {module}/{lost} is {'empty' if lost == '__init__.py' else 'not there'}"
+    said = f"{module} is installed and cannot be imported ({how}). It is damaged, or does not fit the packages that it "
+    assert done.returncode == 3
+    assert done.stderr.startswith(said)
+    assert json.loads(done.stdout)["error"].startswith(said)
+
+
+@pytest.mark.parametrize(("distribution", "module", "command"), CORE)
+def test_a_core_package_whose_file_was_cut_is_damaged(job: Path, distribution: str, module: str, command: str) -> None:
+    """Where something fails for it: somebody's repair has another size too."""
+    install(job / "site", distribution, module, "", lost=("__init__.py",))
+    done = program(command, job, job / "site")
+    how = f"its file {module}/__init__.py is not the one that was installed"
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"{module} is installed and cannot be imported ({how})")
+    assert packages.pip_install(distribution).split()[-1] in done.stderr
+
+
+@pytest.mark.parametrize("command", ["validate", "doctor"])
+@pytest.mark.parametrize("module", ["jinja2", "networkx", "numba"])
+def test_a_package_that_a_build_needs_late_and_that_has_lost_a_file_is_said_at_once(
+    tmp_path: Path, module: str, command: str
+) -> None:
+    version = packages.version(module)
+    assert version is not None
+    install(tmp_path / "site", module, module, "", version, lost=("core.py",))
+    arguments = f"validate {write(good_folder(tmp_path))}" if command == "validate" else command
+    done = program(arguments, tmp_path, tmp_path / "site")
+    said = f"{module} is installed and cannot be imported (its file {module}/core.py is not there). It is damaged"
+    assert said in done.stdout + done.stderr
+    assert done.returncode == (3 if command == "validate" else 0)
+
+
+@pytest.mark.parametrize("module", ["platform", "json", "html", "copy"])
+def test_a_file_that_hides_pythons_own_module_is_named(job: Path, module: str) -> None:
+    (job / f"{module}.py").write_text("x = 1\n")
+    done = program("doctor", job)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"{job}/{module}.py hides the package {module} (")
+    assert done.stderr.endswith(
+        "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder).\n"
+    )
+
+
+def test_a_folder_alone_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of models called onnx."""
+    (tmp_path / "hollow_one").mkdir()
+    (tmp_path / "whole_one.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not packages.present("hollow_one")
+    __import__("hollow_one")
+    assert not packages.present("hollow_one")
+    assert packages.present("whole_one")
+    assert not packages.present("none_such")
 
 
 @pytest.mark.parametrize(("distribution", "module", "command"), [*CORE, ("packaging", "packaging", "doctor")])
@@ -239,11 +308,11 @@ def test_an_import_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
     (tmp_path / "whole.py").touch()
     (tmp_path / "lacks.py").write_text("import zebra\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert packages.import_failures(("hangs", "whole", "lacks"), limit_s=1.5) == {
+    assert import_errors.import_failures(("hangs", "whole", "lacks"), limit_s=1.5) == {
         "hangs": "its import did not end within 1.5 s",
         "lacks": "ModuleNotFoundError: No module named 'zebra'",
     }
-    assert packages.IMPORT_S == 60
+    assert import_errors.IMPORT_S == 60
     monkeypatch.setattr(doctor, "_TRY_MEMORY", "import time; time.sleep(600)")
     assert doctor.no_memory(0.5) == "device memory: asking for it did not end within 0.5 s"
 

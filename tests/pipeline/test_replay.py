@@ -54,6 +54,17 @@ def bundle(path, **changes):
     return write_bundle(path / "colours", *made)
 
 
+def test_where_all_that_decides_is_the_same_other_releases_are_named(tmp_path):
+    before = bundle(tmp_path / "a")
+    made = bundle_contents(
+        kit(tmp_path / "k"), engine(data=plan(b"b")), check=None, fingerprint="", environment={"python": "3.13.0"}
+    )
+    now = write_bundle(tmp_path / "b", *made)
+    assert compared(before, now).why == (
+        "of the same graph and options by the same TensorRT; python none then, 3.13.0 now",
+    )
+
+
 def test_the_timing_cache_is_in_the_bundle_with_its_digest(tmp_path):
     before = bundle(tmp_path, options={"timing_cache": "/home/me/timings", "optimization_level": 3})
     assert before.read(TIMING_CACHE) == b"timings"

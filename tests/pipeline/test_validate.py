@@ -216,6 +216,7 @@ def test_a_tensorrt_that_is_installed_and_cannot_be_imported(folder, monkeypatch
     path = write(folder)
     assert messages(path) == []
     monkeypatch.syspath_prepend(str(folder / "lib"))
+    monkeypatch.delitem(sys.modules, "tensorrt_rtx", raising=False)
     (message,) = messages(path)
     assert message.startswith(
         f"build.target: {folder / 'lib' / 'tensorrt_rtx' / '__init__.py'} hides the package tensorrt_rtx (ImportError: "

@@ -201,7 +201,7 @@ def test_tensorrt_that_is_not_installed(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(errors.MissingError) as raised:
         build_engine(model, Build(target="tensorrt"), progress=Silent())
-    assert str(raised.value).startswith("build.target: tensorrt cannot be imported here (")
+    assert str(raised.value).startswith("build.target: tensorrt is not installed. Run: pip install")
     assert raised.value.exit_code == 3
 
 

@@ -134,7 +134,9 @@ def test_a_library_that_does_not_load(monkeypatch, kind):
         raise kind("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(flavour.importlib, "import_module", broken)
-    with pytest.raises(MissingError, match=r"cannot be imported here \(libnvinfer\.so\.10: cannot open"):
+    with pytest.raises(
+        MissingError, match=r"tensorrt is installed and cannot be imported \(\w+: libnvinfer\.so\.10: cannot open"
+    ):
         load("tensorrt")
 
 
@@ -143,5 +145,5 @@ def test_what_an_uninstalled_tensorrt_leaves_is_no_tensorrt(monkeypatch):
     with pytest.raises(MissingError) as caught:
         load("tensorrt")
     assert str(caught.value).startswith(
-        "build.target: tensorrt cannot be imported here (it has no __version__). Install it: pip "
+        "build.target: tensorrt is installed and cannot be imported (ImportError: it has no __version__). "
     )

@@ -26,6 +26,7 @@ from trtpipe.bundle.manifest import (
     describe_engine,
 )
 from trtpipe.job.sections import Transform
+from trtpipe.packages import present
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
 from trtpipe.pipeline.tables import table_notes
@@ -192,12 +193,9 @@ def describe(
 def int8_weights(engine: Engine) -> WeightBytes | None:
     """How the engine stores its graph's INT8 weights; None where it is the graph, or has none, and on a device without
     the package onnx, which reads the graph."""
-    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback or not present("onnx"):
         return None
-    try:
-        stored = stored_weights(engine.data, engine.graph.data)
-    except ModuleNotFoundError:
-        return None
+    stored = stored_weights(engine.data, engine.graph.data)
     return stored if stored.total else None
 
 

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 from trtpipe.errors import MissingError, TrtpipeError
+from trtpipe.import_errors import loss
 from trtpipe.job.job import Job
 from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
@@ -60,6 +61,9 @@ def _damaged() -> Iterator[MissingError]:
     torch = version("torch")
     for module in (*core_modules(), *CAPTURE, *BUILDING):
         if version(module) is None or (module == "torchao" and torch is not None and not needs_torchao(torch)):
+            continue
+        if lost := loss(module):
+            yield MissingError(broken(module, lost))
             continue
         try:
             importlib.import_module(module)

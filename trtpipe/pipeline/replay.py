@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,17 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
             f"the bundle holds no {TIMING_CACHE}: it was built without build.timing_cache, so tactics were timed anew"
         )
     why += [note for note in here.notes if note.startswith(NOTE)]
-    return Replayed(False, tuple(why) or ("of the same graph and options by the same TensorRT",))
+    return Replayed(False, tuple(why) or (_around(then.environment, here.environment),))
+
+
+#: Packages of another release that are named.
+_MOST_NAMED = 4
+
+
+def _around(then: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """What is left to say where nothing that decides is other: the releases around it that are."""
+    other = [f"{n} {then.get(n, 'none')} then, {here.get(n, 'none')} now" for n in here if then.get(n) != here[n]]
+    return "; ".join(["of the same graph and options by the same TensorRT", *other[:_MOST_NAMED]])
 
 
 def _listed(capabilities: tuple[str, ...]) -> str:

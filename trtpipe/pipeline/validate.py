@@ -18,6 +18,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judgement import judge as judge_of
 from trtpipe.figures import exact
+from trtpipe.import_errors import loss, unimportable
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
@@ -26,7 +27,7 @@ from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import BUILDING, CAPTURE, EXTRAS, cuda_major, install_command, not_installed, unfit, unimportable
+from trtpipe.packages import BUILDING, CAPTURE, EXTRAS, broken, cuda_major, install_command, not_installed, unfit
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
@@ -256,7 +257,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     for option, name in needed:
         if package_version(name) is None:
             absent.setdefault(option, []).append(name)
-        elif wrong := unfit(name):
+        elif wrong := broken(name, loss(name)) if loss(name) else unfit(name):
             yield option, wrong
     for option, names in absent.items():
         yield option, not_installed(*names)

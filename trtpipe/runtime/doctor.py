@@ -17,18 +17,17 @@ from dataclasses import dataclass
 
 from trtpipe.bundle.manifest import ENGINE, EngineInfo
 from trtpipe.errors import MissingError
+from trtpipe.import_errors import IMPORT_S, import_failures
 from trtpipe.job.sections import Build
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
     BUILDING,
     CAPTURE,
-    IMPORT_S,
     TORCH_TENSORRT,
     broken,
     core_modules,
     cuda_major,
-    import_failures,
     install_command,
     lacking,
     pip_install,

@@ -15,7 +15,7 @@ import numpy as np
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.packages import broken, pip_install
+from trtpipe.packages import broken, pip_install, present
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
 Optimization = Literal["all", "extended", "basic", "none"]
@@ -117,13 +117,11 @@ class OrtRunner:
         """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
         if b"FP4DynamicQuantize" not in model and b"block_size" not in model:
             return model
-        try:
-            from trtpipe.runtime.four_bits import widened
-        except ModuleNotFoundError as error:
-            if error.name != "onnx":
-                raise
+        if not present("onnx"):
             self._without_onnx = True
             return model
+        from trtpipe.runtime.four_bits import widened
+
         if (wide := widened(model)) is None:
             return model
         self.name += ", NVFP4 dequantized to the same numbers"
@@ -131,14 +129,12 @@ class OrtRunner:
 
     def _rounded(self, model: bytes) -> bytes:
         """The model with its half-precision results rounded; where that cannot be, `name` says why."""
-        try:
-            from trtpipe.runtime.half_rounding import Unrounded, rounded
-        except ModuleNotFoundError as error:
-            if error.name != "onnx":
-                raise
+        if not present("onnx"):
             self._without_onnx = True
             self.name += ", which does not round FP16, if the graph has any (install onnx)"
             return model
+        from trtpipe.runtime.half_rounding import Unrounded, rounded
+
         try:
             return rounded(model) or model
         except Unrounded as error:

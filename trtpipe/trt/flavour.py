@@ -17,7 +17,7 @@ from typing import Literal
 
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
-from trtpipe.packages import install_command
+from trtpipe.packages import broken, install_command, not_installed
 
 FlavourName = Literal["tensorrt", "tensorrt_rtx"]
 
@@ -247,10 +247,8 @@ def load(target: str) -> Flavour:
         if not hasattr(module, "__version__"):  # what an interrupted `pip uninstall` leaves can be imported
             raise ImportError("it has no __version__")
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
-        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
-        raise MissingError(
-            f"build.target: {name} cannot be imported here ({reason}). Install it: {install_command(name)}."
-        ) from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name
+        raise MissingError(f"build.target: {not_installed(name) if absent else broken(name, error)}") from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))

@@ -20,7 +20,7 @@ from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError, first_line, shell
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
-from trtpipe.packages import pip_install
+from trtpipe.packages import pip_install, present
 from trtpipe.progress import size
 from trtpipe.routes.compiled_precision import dequantizer, dynamic
 from trtpipe.trt.element_types import element_types
@@ -125,12 +125,10 @@ def _cache(path: Path) -> JsonObject:
 
 def _onnx(path: Path) -> JsonObject:
     """An ONNX file: bindings, opsets, operators, and the types that its operators compute in."""
-    try:
-        import onnx
-    except ImportError:
-        raise MissingError(
-            f"{path}: onnx, which reads ONNX files, is not installed. Run: {pip_install('onnx')}"
-        ) from None
+    if not present("onnx"):
+        raise MissingError(f"{path}: onnx, which reads ONNX files, is not installed. Run: {pip_install('onnx')}")
+    import onnx
+
     try:
         model = onnx.load(path, load_external_data=False)
         graph, numbers = model.graph, element_types(model)
