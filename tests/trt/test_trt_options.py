@@ -54,8 +54,13 @@ REFUSED = [
       "(got 8.6, 8.9). TensorRT "
       "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility. TensorRT-RTX has it."]),
     ({"compute_capability": ("9.0",)}, FP16, RTX,
-     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for a "
-      "portable engine."]),
+     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0: TensorRT-RTX does not name "
+      "compute capability 9.0; a portable engine does not run there (on an H200 1.7.1 said: Supported compute "
+      "capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0)). Use build.target tensorrt on the device."]),
+    ({"compute_capability": ("10.0",)}, FP16, RTX,
+     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 10.0: TensorRT-RTX does not name "
+      "compute capability 10.0; whether a portable engine runs there is not known). Use build.target tensorrt on the "
+      "device."]),
     ({"timing_cache": "x"}, FP16, RTX,
      ["build.timing_cache: TensorRT-RTX 1.7.1.116 does not support timing cache (got x). It times no "
       "tactic while building: "

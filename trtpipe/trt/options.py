@@ -224,7 +224,8 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
                 legal = ", ".join(RTX_COMPUTE_CAPABILITIES)
                 yield (
                     "build.compute_capability",
-                    f"must be among {legal} (got {capability}). Leave it out for a portable engine.",
+                    f"must be among {legal} (got {capability}: {rtx_support(capability).why}). Use build.target "
+                    "tensorrt on the device.",
                 )
     if "weight_streaming" in wanted and wanted.get("quantization") == "implicit":
         yield (
