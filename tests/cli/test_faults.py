@@ -301,3 +301,29 @@ def test_json_says_it_too(given: Path, tmp_path: Path, capsys: pytest.CaptureFix
         "exit_code": 2,
     }
     assert read_bundle(given / "bundle").manifest.name == "colour"
+
+
+@pytest.mark.parametrize("command", ["build", "prepare", "calibrate", "tune"])
+def test_a_write_that_is_refused_while_a_job_is_worked_on(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the outputs were probed: the disk became full, or was mounted read-only, meanwhile."""
+    nights.make_world(tmp_path / "jobs")
+    target = "tensorrt_rtx" if command == "prepare" else "onnxruntime"
+    job = nights.write_job(tmp_path / "jobs", "a", f"precision: {{int8_mode: true}}\nbuild: {{target: {target}}}\n")
+
+    def ended(at: int) -> tuple[int, Path]:
+        out = tmp_path / f"out{at}"
+        with FAULTS.refusing(out, at, errno.ENOSPC):
+            return main([command, str(job), "-o", str(out), "-q"]), out
+
+    assert ended(1_000)[0] == 0
+    capsys.readouterr()
+    writes = FAULTS.seen
+    assert writes > 2
+    for at in sorted({1, writes // 2, writes - 1}):  # the first is a probe
+        code, out = ended(at)
+        judged(code, capsys.readouterr().err, out, f"{command} {at} of {writes}")
+        left = everything(out)
+        assert not [name for name in left if "/." in f"/{name}"], left
+        assert not left or command in ("calibrate", "tune")  # which write several results, each whole

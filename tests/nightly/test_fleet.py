@@ -167,6 +167,19 @@ def test_a_job_that_takes_its_workers_down_is_given_up(fleet, tmp_path):
     ]
 
 
+def test_a_fleet_without_tls_is_said_in_every_report(fleet, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("trtpipe.nightly.transport.is_loopback", lambda host: False)
+    nights.write_job(nights.make_world(tmp_path / "jobs"), "a", "build: {target: onnxruntime}\nworker: [thor]\n")
+    fleet.worker("a", "orin")
+    fleet.wait(1)
+    out = tmp_path / "out"
+    asked = ["nightly", str(tmp_path / "jobs"), "-o", str(out), "--cache", str(tmp_path / "cache")]
+    assert main([*asked, "--scheduler", fleet.address, "--insecure"]) == 3  # no worker fits the job
+    capsys.readouterr()
+    for name in ("nightly.txt", "nightly.json", "nightly.html"):
+        assert "--insecure" in (out / name).read_text(), name
+
+
 def test_a_worker_that_was_lost_is_not_named_among_those_that_are_there(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet_module, "GRACE_S", 0.0)
     fleet.worker("a", "orin")

@@ -139,6 +139,25 @@ def test_another_limit_checks_again_and_builds_nothing(world, here):
     assert set(result(report, "rtx")["seconds"]) == {"check", "bundle"}
 
 
+def test_what_else_is_wanted_of_an_engine_from_the_cache_is_had_and_is_no_regression(world, here):
+    """Sensitivity; after a failed check the modules to blame, which need the graph that was not made this night."""
+    job = world / "jobs/rtx.yaml"
+    text = job.read_text()
+    job.write_text(text.replace("limits: {", "sensitivity: true, limits: {"))
+    report = here()
+    assert "engine" in result(report, "rtx")["stages_reused"]
+    assert result(report, "rtx")["regressions"] == []
+    assert "Alone quantized" in (world / "out/rtx/report.html").read_text()
+    job.write_text(text.replace("cosine_min: 0.9", "sqnr_db_min: 200"))
+    report = here(expect=1)
+    failed = result(report, "rtx")
+    assert "engine" in failed["stages_reused"]
+    assert (failed["outcome"], failed["error"]) == ("built", "")
+    assert failed["regressions"] == ["passed its check and now fails it"]
+    assert any(problem.startswith("worst quantized modules") for problem in failed["problems"])
+    assert "Alone quantized" in (world / "out/rtx/report.html").read_text()
+
+
 def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     engine = world / "out/rtx/model.engine"
     data = bytearray(engine.read_bytes())
