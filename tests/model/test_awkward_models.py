@@ -447,3 +447,27 @@ def test_what_the_models_own_code_raises_is_not_the_compilers(tmp_path: Path, at
     body, code = list(CODES.items())[at]
     problems = deep_problems(load_job(job(tmp_path, body, ONE, f"coded_{at}")))
     assert {problem.exit_code for problem in problems} == {code}
+
+
+@pytest.mark.parametrize(("least", "opt"), [(32, 32), (32, 64), (20, 64)])
+def test_a_size_that_is_1_within_the_model_is_said_with_where_the_range_may_begin(least: int, opt: int) -> None:
+    """As of a ResNet, whose last feature map is 1 x 1 at 32 pixels; it is built from there on."""
+
+    def exported(least: int, opt: int) -> None:
+        dims = {name: DimRange(least, max(least, opt), 64) for name in "HW"}
+        spec = TensorSpec("x", "float32", (2, 3, "H", "W"), dims)
+        layers = [torch.nn.Conv2d(3, 3, 3, stride=2, padding=1) for _ in range(5)]
+        net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1))
+        export(Bound(net, (spec,), {}, ("y",)), (spec,))
+
+    with pytest.raises(BuildError) as caught:
+        exported(least, opt)
+    said = str(caught.value)
+    assert said.startswith(
+        "capture: torch.export takes a size of 1 for special, and within the model one is 1 for some of those declared "
+        "in inputs ("
+    )
+    assert "H below 33" in said
+    assert "Begin the range there: " in said
+    assert said.endswith("; or declare a number.")
+    exported(33, opt)

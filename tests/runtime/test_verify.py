@@ -103,6 +103,12 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "Build the bundle for target tensorrt on this device.",
     ),
     (
+        "a driver of which there is no other distribution",
+        manifest(**RTX),
+        replace(OLD_DRIVER, cuda="11.4"),
+        "driver: what is installed of tensorrt_rtx must have a driver of CUDA 13 (got CUDA 11.4). Update the driver.",
+    ),
+    (
         "an old driver",
         manifest(**RTX),
         OLD_DRIVER,

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def example_inputs(inputs: Sequence[TensorSpec], size: int = 2, whole: int = 0) -> tuple[torch.Tensor, ...]:
+def example_inputs(
+    inputs: Sequence[TensorSpec], size: int = 2, whole: int = 0, *, largest: bool = False
+) -> tuple[torch.Tensor, ...]:
     """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: the first is
-    `size` where its range allows, so that export keeps it, others are at their opt."""
+    `size` where its range allows, so that export keeps it, others are at their opt, or at their `largest`."""
 
     def extent(spec: TensorSpec, d: int | str) -> int:
         return d if isinstance(d, int) else min(max(size, spec.dims[d].min), spec.dims[d].max)
@@ -30,7 +32,8 @@ def example_inputs(inputs: Sequence[TensorSpec], size: int = 2, whole: int = 0) 
     def at(spec: TensorSpec) -> tuple[int, ...]:
         batch, rest = spec.shape[:1], spec.shape[1:]
         shape = [extent(spec, d) for d in batch]
-        return (*shape, *(d if isinstance(d, int) else spec.dims[d].opt for d in rest))
+        sizes = {name: r.max if largest else r.opt for name, r in spec.dims.items()}
+        return (*shape, *(d if isinstance(d, int) else sizes[d] for d in rest))
 
     return tuple(filled(at(s), s.dtype, whole) for s in inputs)
 
@@ -67,9 +70,18 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     try:
         with warnings.catch_warnings(), without_its_log(), ToWholeSizes():
             warnings.simplefilter("ignore")
-            return torch.export.export(
-                module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes, strict=False
-            )
+            dynamic = (shapes,) if star else shapes
+            try:
+                return torch.export.export(module, example_inputs(inputs), dynamic_shapes=dynamic, strict=False)
+            except torch._dynamo.exc.UserError as error:
+                if "specialized" not in str(error):
+                    raise
+                # A size that is 1 at the example's, which is special to torch.export, need not be one at the largest.
+                largest = example_inputs(inputs, largest=True)
+                try:
+                    return torch.export.export(module, largest, dynamic_shapes=dynamic, strict=False)
+                except torch._dynamo.exc.UserError as again:
+                    raise (again if "generated guard" in str(again) else error) from None
     except (KeyboardInterrupt, TrtpipeError):  # an ONNX file's node that is refused is one of ours
         raise
     except BaseException as error:
@@ -123,8 +135,17 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
         lines = [line.strip() for line in str(error).splitlines()]
         specialized = [line for line in lines if "pecializ" in line]
-        if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line))]:
-            asked = "; ".join(f"{g[4].replace(g[2], g[1])} for {g[3]}" for g in guards)
+        if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line.partition("Specializations ")[0]))]:
+            named = [(g[1], g[4].replace(g[2], g[1]), g[3]) for g in guards]
+            if begins := {name: least for name, guard, between in named if (least := _begins(name, guard, between))}:
+                ones = ", ".join(f"{name} below {least}" for name, least in begins.items())
+                return (
+                    "capture: torch.export takes a size of 1 for special, and within the model one is 1 for some of "
+                    f"those declared in inputs ({ones}). Begin the range there: "
+                    f"{', '.join(f'{name} at {least}' for name, least in begins.items())}; or declare a number."
+                )
+            asked = "; ".join(f"{guard} for {between}" for _, guard, between in named[:_MOST_GUARDS])
+            asked += f"; and {len(named) - _MOST_GUARDS} more" if len(named) > _MOST_GUARDS else ""
             fits = "; ".join(
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
             )
@@ -150,6 +171,25 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
         f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
     )
+
+
+#: Conditions of torch.export that are shown.
+_MOST_GUARDS = 2
+
+
+def _begins(name: str, guard: str, between: str) -> int | None:
+    """The size from which on a guard `expression != 1` holds in a range like `32 <= W <= 64`; None where it is another
+    guard, or holds nowhere."""
+    import sympy
+
+    expression, _, one = guard.rpartition(" != ")
+    ends = re.fullmatch(rf"(\d+) <= {re.escape(name)} <= (\d+)", between)
+    if one != "1" or ends is None or not re.fullmatch(r"[\w\s+*/()-]+", expression):
+        return None
+    size = sympy.Symbol(name, integer=True)
+    formula = sympy.sympify(expression, locals={name: size})
+    held = [value for value in range(int(ends[1]), int(ends[2]) + 1) if formula.subs(size, value) != 1]
+    return held[0] if held and held == list(range(held[0], int(ends[2]) + 1)) else None
 
 
 def _only_where(asked: str) -> str:

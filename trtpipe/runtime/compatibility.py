@@ -24,7 +24,7 @@ from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
-from trtpipe.packages import pip_install
+from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
@@ -247,7 +247,8 @@ def _driver(target: str, device: Device) -> list[str]:
     if not why:
         return []
     other = distribution(target, parse_version(device.cuda)[0])
-    return [f"driver: {why}. Update the driver, or install {other} of the same release instead."]
+    step = f", or install {other} of the same release instead" if other in distributions(target) else ""
+    return [f"driver: {why}. Update the driver{step}."]
 
 
 def _hardware(engine: EngineInfo, device: Device, precisions: Collection[str]) -> list[str]:
