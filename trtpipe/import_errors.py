@@ -21,6 +21,8 @@ from types import ModuleType
 from trtpipe.packages import OWN_FOLDERS, broken, hider, listed_files, not_installed
 
 _SUFFIXES = tuple(all_suffixes())
+#: How names of files begin that slim images leave out, and that nothing imports.
+_SPARED = ("conftest", "test")
 
 
 def package_fault(error: BaseException) -> str | None:
@@ -86,7 +88,8 @@ def loss(module: str, *, exact: bool = False) -> str:
 @functools.cache
 def _loss(module: str, exact: bool, path: tuple[str, ...]) -> str:
     for file in listed_files(module):
-        if len(file.parts) == 2 and file.parts[0] == module and file.size and file.name.endswith(_SUFFIXES):
+        needed = file.name.endswith(_SUFFIXES) and not file.name.startswith(_SPARED)
+        if len(file.parts) == 2 and file.parts[0] == module and file.size and needed:
             try:
                 size = os.stat(str(file.locate())).st_size
             except OSError:

@@ -124,7 +124,7 @@ def test_a_package_that_a_build_needs_late_and_that_has_lost_a_file_is_said_at_o
 ) -> None:
     version = packages.version(module)
     assert version is not None
-    install(tmp_path / "site", module, module, "", version, lost=("core.py",))
+    install(tmp_path / "site", module, module, "", version, lost=("conftest.py", "core.py"))
     arguments = f"validate {write(good_folder(tmp_path))}" if command == "validate" else command
     done = program(arguments, tmp_path, tmp_path / "site")
     said = f"{module} is installed and cannot be imported (its file {module}/core.py is not there). It is damaged"

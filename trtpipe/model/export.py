@@ -76,7 +76,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             except torch._dynamo.exc.UserError as error:
                 if "specialized" not in str(error):
                     raise
-                # A size that is 1 at the example's, which is special to torch.export, need not be one at the largest.
+                # A size that is 1 at the example's is special: an export at the largest gives the condition.
                 largest = example_inputs(inputs, largest=True)
                 try:
                     return torch.export.export(module, largest, dynamic_shapes=dynamic, strict=False)
