@@ -185,8 +185,9 @@ def test_accuracy_needs_labels() -> None:
     report = run(Echo(), Limits(accuracy_drop_max=0.01))
     assert not report.passed
     assert report.problems[0] == (
-        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, `labels` "
-        "beside the arrays, or one class a sample in check.labels"
+        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders of classes that "
+        "check.labels, or as many calibration folders as the model has classes, name; `labels` beside the arrays; or "
+        "one class a sample in check.labels"
     )
 
 

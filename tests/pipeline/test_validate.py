@@ -189,8 +189,9 @@ def test_a_limit_on_labels_that_no_sample_has(folder):
     limit = ("limits: {", "limits: {accuracy_drop_max: 0.01, ")
     assert messages(write(folder, limit)) == []
     assert messages(write(folder, limit, ("  images: val\n", "  images: flat\n"))) == [
-        "check.limits.accuracy_drop_max: cannot be judged: it needs labels: folders named like the classes, `labels` "
-        "beside the arrays, or one class a sample in check.labels"
+        "check.limits.accuracy_drop_max: cannot be judged: it needs labels: folders of classes that "
+        "check.labels, or as many calibration folders as the model has classes, name; `labels` beside the arrays; or "
+        "one class a sample in check.labels"
     ]
     (folder / "y.csv").write_text("a.png,3\n")
     assert messages(write(folder, limit, ("  images: val\n", "  images: flat\n  labels: y.csv\n"))) == []

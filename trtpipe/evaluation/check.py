@@ -324,7 +324,10 @@ def without_labels(limits: Limits) -> dict[str, str]:
     """Why a limit of the job cannot be judged on samples without labels, by its name."""
     if limits.accuracy_drop_max is None:
         return {}
-    lacks = "labels: folders named like the classes, `labels` beside the arrays, or one class a sample in check.labels"
+    lacks = (
+        "labels: folders of classes that check.labels, or as many calibration folders as the model has classes, name; "
+        "`labels` beside the arrays; or one class a sample in check.labels"
+    )
     return {"accuracy_drop_max": f"cannot be judged: it needs {lacks}"}
 
 
