@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder, all_suffixes
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,8 +257,10 @@ def distributions(module: str) -> tuple[str, ...]:
 
 def present(module: str) -> bool:
     """Whether `import module` gives more than a folder of that name, as an uninstallation leaves one behind."""
-    loaded = sys.modules.get(module, module)
-    spec = PathFinder.find_spec(module) if loaded is module else getattr(loaded, "__spec__", None)
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # by whoever keeps it from being imported
+        return False
     return spec is not None and spec.origin is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -213,8 +214,10 @@ def test_what_no_distribution_brought_is_not_said_to_hide_one(tmp_path: Path, mo
     (tmp_path / "alone.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert [packages.hider(m) for m in ("tree", "tensorrt", "alone", "none")] == [None] * 4
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)  # another test may have imported it
     assert packages.hider("sklearn") is None
     (tmp_path / "sklearn.py").touch()
+    importlib.invalidate_caches()
     assert packages.hider("sklearn") == tmp_path / "sklearn.py"
 
 
