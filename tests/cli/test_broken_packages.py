@@ -343,7 +343,7 @@ def test_doctor_tries_whatever_trtpipe_requires_and_a_build_imports(
 
 
 def test_a_deep_validation_names_every_damaged_package(tmp_path: Path) -> None:
-    """What a build would end with, the report's jinja2 at its end. Without --deep the metadata are believed."""
+    """What a build would end with, the report's jinja2 at its end. An import that fails is seen by --deep alone."""
     damaged = {"torchvision": "0.29.0", "jinja2": "3.1.6", "filelock": "3.20.0"}
     for name, version in damaged.items():
         install(tmp_path / "site", name, name, "raise OSError('libzebra.so: gone')", version)

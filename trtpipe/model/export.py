@@ -74,7 +74,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             try:
                 return torch.export.export(module, example_inputs(inputs), dynamic_shapes=dynamic, strict=False)
             except torch._dynamo.exc.UserError as error:
-                if "specialized" not in str(error):
+                if "specialized" not in str(error) or _recurrent(module):  # whose steps would each be exported
                     raise
                 # A size that is 1 at the example's is special: an export at the largest gives the condition.
                 largest = example_inputs(inputs, largest=True)
@@ -109,10 +109,6 @@ _GUARD = r"- Not all values of (\w+) = (.+) in the specified range (.+) satisfy 
 
 def _reason(error: BaseException, module: torch.nn.Module) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
-    import torch
-
-    from trtpipe.model.bindings import INNER
-
     where = place_of(error)
     at = f" at {where}" if where else ""
     if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
@@ -154,8 +150,7 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
             r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
         )
         got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
-        if recurrent := [name for name, m in module.named_modules() if isinstance(m, torch.nn.RNNBase)]:
-            layer = recurrent[0].removeprefix(f"{INNER}.")
+        if layer := _recurrent(module):
             return (
                 f"capture: the model fixes a dimension that the job declares as dynamic ({got}). PyTorch exports a "
                 f"recurrent layer ({layer}) for one length: declare that as a number in inputs.*.shape, and pad or cut "
@@ -171,6 +166,16 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
         f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
     )
+
+
+def _recurrent(module: torch.nn.Module) -> str:
+    """The path of the first recurrent layer in the user's network; empty where there is none."""
+    import torch
+
+    from trtpipe.model.bindings import INNER
+
+    layers = (name for name, m in module.named_modules() if isinstance(m, torch.nn.RNNBase))
+    return next(layers, "").removeprefix(f"{INNER}.")
 
 
 #: Conditions of torch.export that are shown.
