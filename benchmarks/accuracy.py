@@ -156,11 +156,11 @@ class Line:
         )
 
     def corrected(self, way: Way) -> tuple[Any, Any]:
-        """The graph corrected for the operations that a row has in INT8, and its table."""
+        """The graph corrected for the operations that its precision has in INT8 on each target, and its table."""
         from trtpipe.progress import Silent
         from trtpipe.quantization.corrections import edits
         from trtpipe.quantization.corrections.correct import STEPS, correct
-        from trtpipe.quantization.payoff import never_int8
+        from trtpipe.quantization.payoff import placements
 
         table = self.timed(
             "correct",
@@ -171,7 +171,7 @@ class Line:
                 which=STEPS,
                 batch_size=BATCH,
                 progress=Silent(),
-                wide=never_int8(self.job(way), self.captured),
+                placements=placements(self.job(way), self.captured),
             ),
         )
         changed = table.corrections is not None and table.corrections.arrays

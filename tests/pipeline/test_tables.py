@@ -25,7 +25,6 @@ from trtpipe.pipeline.cache.reads import Read
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes, verdict_warnings
 from trtpipe.pipeline.validate import validate
-from trtpipe.quantization.payoff import LARGER, ONE_ROW
 from trtpipe.values import LayerPrecision, PrecisionName
 
 
@@ -229,28 +228,6 @@ def test_a_verdict_and_the_notes_name_the_same_thresholds(formats: tuple[Precisi
     assert verdict_warnings(lowered, check) == (*named, overlap)
     job = cast(Job, SimpleNamespace(precision=Precision(int8_mode=True, fp8_mode=True)))
     assert table_notes(job, table, lowered) == named
-
-
-@pytest.mark.parametrize(("kept", "reason"), list(itertools.product((True, False), (LARGER, ONE_ROW))))
-def test_corrections_fitted_to_more_than_an_engine_has_are_noted(kept: bool, reason: str) -> None:
-    audit = Audit(batches=1, batch_size=1, coverage=None, skipped=(), tensors={}, warnings=())
-    steps = (Step(name="equalization", kept=kept, before_db=20.0, after_db=21.0),)
-    table = CalibrationTable("mse", 99.99, {}, {}, {}, "", audit, corrections=Corrections(steps, {}))
-    layers = (LayerPrecision("a", "conv2d", "fp16", reason), LayerPrecision("b", "conv2d", "int8", ""))
-    job = cast(Job, SimpleNamespace(precision=Precision(int8_mode=True)))
-    notes = table_notes(job, table, cast(Lowered, SimpleNamespace(layers=layers, shared_scales={})))
-    assert notes == (
-        *(
-            (
-                "calibration: the corrections were fitted, for every target, with 1 operations in INT8 that would make "
-                "a TensorRT-RTX engine larger and are not in INT8 here: whether they gain in this engine, a build with "
-                "calibration.corrections: false says",
-            )
-            if kept and reason == LARGER
-            else ()
-        ),
-        f"calibration: {steps[0]}",
-    )
 
 
 def test_a_verdict_without_a_table_has_no_warnings_of_one() -> None:

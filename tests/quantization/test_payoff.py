@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 import nets
 import pytest
@@ -30,13 +30,14 @@ from trtpipe.quantization.payoff import (
     gains_nothing,
     keep_of,
     makes_larger,
+    placements,
     shape_reason,
 )
 from trtpipe.quantization.policy import Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.routes.onnx import to_onnx
-from trtpipe.values import Captured
+from trtpipe.values import Captured, Target
 
 
 def captured(network: nn.Module, *shape: int) -> Captured:
@@ -259,6 +260,28 @@ def test_what_stays_wide_depends_on_what_the_job_allows_and_on_the_target() -> N
     assert wide({"fp16_mode": True}) == {}
     # What the job keeps by itself is not judged: with the first gone no kernel stands behind it.
     assert wide({**BOTH, "keep": {"fp16": ("4",)}}) == {"2": LARGER}
+
+
+def test_a_model_is_corrected_for_what_each_target_has_in_int8() -> None:
+    """Fewest operations first; one placement where all targets have the same."""
+    network = nn.Sequential(
+        nn.Conv2d(600, 600, 1), nn.ReLU(), nn.Conv2d(600, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16)
+    )
+    graph = captured(network, 600, 4, 4)
+    modules = {n.name: module_path(n) for n in calls(graph.graph.graph)}
+
+    def found(graph: Captured, precision: dict[str, Any], target: str = "tensorrt", **build: Any) -> list[Any]:
+        return [
+            (p.title, sorted(modules[n] for n in p.wide)) for p in placements(job(precision, target, **build), graph)
+        ]
+
+    for target in get_args(Target):
+        assert found(graph, BOTH, target) == [("TensorRT-RTX", ["2", "4"]), ("TensorRT", ["4"])]
+        assert found(graph, {**BOTH, "keep": {"fp16": ("4",)}}, target) == found(graph, BOTH, target)
+        assert found(graph, {"int8_mode": True}, target) == [("", [])]
+    assert found(graph, {**BOTH, "placement": "all"}) == [("", [])]
+    assert found(graph, BOTH, quantization="implicit") == [("", [])]
+    assert found(captured(network[:1], 600, 4, 4), BOTH) == [("", [])]
 
 
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:

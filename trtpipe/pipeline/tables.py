@@ -85,7 +85,7 @@ def observe(
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.calibrate import calibrate as one_pass
     from trtpipe.quantization.corrections.correct import correct
-    from trtpipe.quantization.payoff import never_int8
+    from trtpipe.quantization.payoff import placements
 
     size = job.batch_size(calibration)
     table = one_pass(
@@ -100,8 +100,15 @@ def observe(
     )
     if not job.corrections:
         return table
-    wide = never_int8(job, captured)
-    return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
+    return correct(
+        captured,
+        table,
+        source,
+        which=job.corrections,
+        batch_size=size,
+        progress=progress,
+        placements=placements(job, captured),
+    )
 
 
 def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = None) -> tuple[str, ...]:
@@ -109,9 +116,8 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
 
     Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
     Beside FP8 and 4 bits it is the `lowered` graph that decides which thresholds count, and what corrections gain was
-    measured with everything in INT8 that can be; so it was where TensorRT-RTX alone has less of it.
+    measured with everything in INT8 that can be.
     """
-    from trtpipe.quantization.payoff import LARGER
     from trtpipe.quantization.policy import modes_of
 
     steps = () if table.corrections is None else table.corrections.steps
@@ -123,17 +129,7 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
         said = table_warnings(table, beyond_int8(lowered.layers, table, lowered.shared_scales))
     else:
         said = data_warnings(table.audit) if mixed else table.audit.warnings
-    fewer = 0 if lowered is None else sum(x.reason == LARGER for x in lowered.layers)
-    if fewer and any(s.kept for s in steps):
-        said = (*said, _FITTED_TO_MORE.format(fewer))
     return (*said, *(f"calibration{', with all in INT8' * mixed}: {s}" for s in steps))
-
-
-_FITTED_TO_MORE = (
-    "calibration: the corrections were fitted, for every target, with {} operations in INT8 that would make a "
-    "TensorRT-RTX engine larger and are not in INT8 here: whether they gain in this engine, a build with "
-    "calibration.corrections: false says"
-)
 
 
 def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
 
 import networkx
 import torch
@@ -63,17 +63,18 @@ from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
-from trtpipe.model.sites import MATMULS, WEIGHTED, of_product
+from trtpipe.model.sites import MATMULS, WEIGHTED, kept_sites, of_product
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import SOFTMAX, Keep
-from trtpipe.values import Site
+from trtpipe.trt.flavour import TARGET_TITLES, FlavourName
+from trtpipe.values import Captured, Site
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
-    from trtpipe.values import Captured, Target
+    from trtpipe.values import Target
 
 #: Channels, rows and columns that fill a tile of the INT8 tensor cores.
 TILE = 16
@@ -112,6 +113,27 @@ NOTHING_GAINS = (
 ALL_LARGER = f"{NOTHING_GAINS}. Without that the engine is smaller."
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Which operations are in INT8.
+
+    Attributes:
+        title: the target that has them so, as messages name it; "" where there is one placement.
+        wide: names of the operations that could be in INT8 and are not.
+    """
+
+    title: str
+    wide: frozenset[str]
+
+    def of(self, captured: Captured) -> Captured:
+        """The graph with sites of the operations in INT8 alone."""
+        return replace(captured, sites=kept_sites(captured.sites, lambda n: n.name in self.wide))
+
+
+#: All that can be.
+EVERYTHING = Placement("", frozenset())
+
+
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
@@ -131,15 +153,20 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     return replace(keep, wide=wide, notes=notes)
 
 
-def never_int8(job: Job, captured: Captured) -> frozenset[str]:
-    """Names of the operations that the rules keep out of INT8 for a job, whichever TensorRT it is for.
+def placements(job: Job, captured: Captured) -> tuple[Placement, ...]:
+    """What the rules leave in INT8 for a job on each kind of target, fewest operations first.
 
-    A model is calibrated and corrected once for all targets, so that P4, which is TensorRT-RTX's alone, has no part.
-    Nor have `precision.keep` and `precision.formats`: the job that `tune` writes has the table of the one it was given.
+    A model is calibrated and corrected once for all targets: P4 is TensorRT-RTX's alone. `precision.keep` and
+    `precision.formats` have no part: the job that `tune` writes has the table of the one it was given.
     """
     if is_marked(captured.graph) or not _placed(job):
-        return frozenset()
-    return frozenset(gains_nothing(captured, "tensorrt", Modes(frozenset({"int8"})), Keep())[0])
+        return (EVERYTHING,)
+    wide: dict[frozenset[str], str] = {}
+    for target in get_args(FlavourName):
+        out, _ = gains_nothing(captured, target, Modes(frozenset({"int8"})), Keep())
+        wide.setdefault(frozenset(out), TARGET_TITLES[target])
+    found = [Placement(title, out) for out, title in wide.items()]
+    return tuple(sorted(found, key=lambda p: -len(p.wide))) if len(found) > 1 else (replace(found[0], title=""),)
 
 
 def _placed(job: Job) -> bool:

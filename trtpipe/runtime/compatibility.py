@@ -27,7 +27,7 @@ from trtpipe.errors import MissingError
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.flavour import TARGET_TITLES, parse_version
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -35,7 +35,6 @@ from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
 from trtpipe.values import computed_in
 
-_TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _REBUILD = "or build the bundle for this device"
 
 #: (major of the builder, major of the runtime) where a version-compatible engine crosses majors.
@@ -165,7 +164,7 @@ def _platform(engine: EngineInfo, device: Device) -> list[str]:
 
 
 def _version(engine: EngineInfo, device: Device) -> list[str]:
-    title, here = _TITLES[engine.target], device.versions.get(engine.target)
+    title, here = TARGET_TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
         return [f"runtime: {title} {engine.version} is not installed. {_install(engine.target, device)}."]
     if engine.target == "onnxruntime" or _same_release(engine.version, here):
@@ -342,7 +341,8 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     target = manifest.build.target
     if target not in device.versions:
         return (
-            f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_install(target, device)}.",
+            f"runtime: {TARGET_TITLES[target]} is not installed, and this kit is built with it. "
+            f"{_install(target, device)}.",
         )
     if target == "onnxruntime":
         return ()

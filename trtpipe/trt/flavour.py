@@ -18,8 +18,15 @@ from typing import Literal
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import broken, install_command, not_installed
+from trtpipe.values import Target
 
 FlavourName = Literal["tensorrt", "tensorrt_rtx"]
+#: Targets as messages name them.
+TARGET_TITLES: Mapping[Target, str] = {
+    "tensorrt": "TensorRT",
+    "tensorrt_rtx": "TensorRT-RTX",
+    "onnxruntime": "ONNX Runtime",
+}
 
 OLDEST: Mapping[FlavourName, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
 #: Releases of a later major version may have other options, of which there is no record.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.guard import Score
 from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
+from trtpipe.quantization.payoff import EVERYTHING, Placement
 from trtpipe.quantization.precision import Keep, ScaleTypes, observe_ranges
 from trtpipe.quantization.quantize import quantize
 from trtpipe.values import Captured
@@ -73,7 +74,7 @@ def made(
     folder: Path,
     which: Sequence[str] = STEPS,
     algorithm: str = "auto",
-    wide: Collection[str] = (),
+    placements: Sequence[Placement] = (EVERYTHING,),
     **options: object,
 ) -> tuple[Captured, CalibrationTable, CalibrationTable, Log]:
     shape = options.get("shape", (3, 8, 8))
@@ -82,8 +83,13 @@ def made(
     plain = calibrate(
         captured, source, batch_size=8, algorithm=algorithm, percentile=99.99, digests={"graph": "g"}, progress=log,  # type: ignore[arg-type]
     )  # fmt: skip
-    table = correct(captured, plain, source, which=which, batch_size=8, progress=log, wide=wide)  # type: ignore[arg-type]
+    table = correct(captured, plain, source, which=which, batch_size=8, progress=log, placements=placements)  # type: ignore[arg-type]
     return captured, plain, table, log
+
+
+def without(*names: str) -> Placement:
+    """INT8 for all operations but these."""
+    return Placement("all but " + ", ".join(names), frozenset(names))
 
 
 def decibels(captured: Captured, table: CalibrationTable, x: torch.Tensor) -> float:
@@ -111,14 +117,14 @@ def test_equalization_pays_where_channels_are_uneven(tmp_path: Path) -> None:
 def test_nothing_is_fitted_for_what_will_not_be_in_int8(tmp_path: Path, which: Sequence[str]) -> None:
     captured, plain, everything, _ = made(uneven(), tmp_path, which)
     first, *others = [n.name for n in calls(captured.graph.graph) if op_name(n) in WEIGHTED]
-    _, _, table, _ = made(uneven(), tmp_path, which, wide=[first])
+    _, _, table, _ = made(uneven(), tmp_path, which, placements=[without(first)])
     assert table.amax.keys() == everything.amax.keys() == plain.amax.keys()
     fitted = {k for k in table.corrections.arrays if k.startswith(("levels:", "bias:"))}
     weight = next(s.producer.target for s in captured.sites if s.consumer.name == first and s.axis is not None)
     assert f"levels:{weight}" in everything.corrections.arrays
     assert fitted
     assert not fitted & {f"levels:{weight}", f"bias:{first}"}
-    _, _, none, log = made(uneven(), tmp_path, which, wide=[first, *others])
+    _, _, none, log = made(uneven(), tmp_path, which, placements=[without(first, *others)])
     assert none.corrections is None
     assert log.notes[-1] == "corrections: no operation will be in INT8; none was made."
 
@@ -126,7 +132,7 @@ def test_nothing_is_fitted_for_what_will_not_be_in_int8(tmp_path: Path, which: S
 def test_behind_what_stays_in_float_the_others_are_fitted_as_if_it_were_not_there(tmp_path: Path) -> None:
     """The same levels as those of a network that begins behind it, calibrated on its outputs."""
     x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
-    _, _, whole, _ = made(uneven(), tmp_path, ("rounding",), wide=["conv2d"], values=x)
+    _, _, whole, _ = made(uneven(), tmp_path, ("rounding",), placements=[without("conv2d")], values=x)
     with torch.inference_mode():
         behind = torch.cat([uneven()[:2](part) for part in torch.from_numpy(x).split(8)]).numpy()
     _, _, rest, _ = made(uneven()[2:], tmp_path, ("rounding",), values=behind, shape=(16, 8, 8))
@@ -137,6 +143,52 @@ def test_behind_what_stays_in_float_the_others_are_fitted_as_if_it_were_not_ther
     assert len(levels) == 3
     for one, other in zip(levels, others, strict=True):
         assert np.mean(one == other) > 0.98
+
+
+def test_what_is_corrected_for_a_placement_is_not_changed_for_a_later_one(tmp_path: Path) -> None:
+    """What has fewer operations in INT8 gets the levels, biases and thresholds that it would have by itself, and what
+    the others get gains where all are in INT8."""
+    fewer = without("conv2d", "conv2d_1")
+    captured, _, alone, _ = made(uneven(), tmp_path, placements=[fewer])
+    _, _, both, _ = made(uneven(), tmp_path, placements=[fewer, EVERYTHING])
+    fixed = {k: v for k, v in alone.corrections.arrays.items() if k.startswith(("levels:", "steps:", "bias:"))}
+    assert any(k.startswith("levels:") for k in fixed)
+    assert both.corrections.arrays.keys() > alone.corrections.arrays.keys()
+    assert all(np.array_equal(v, both.corrections.arrays[k]) for k, v in fixed.items())
+    groups = {s.group for s in fewer.of(captured).sites if s.axis is None}
+    assert [both.amax[g] for g in groups] == pytest.approx([alone.amax[g] for g in groups], rel=1e-6)
+    details = [s.detail for s in both.corrections.steps if s.name == "rounding"]
+    assert ["all but conv2d, conv2d_1" in d for d in details] == [True, False]
+
+    guard = stage.Guard(captured, [[x] for x in nets.images(64, 3, 8, 8, seed=9).split(8)])
+
+    def score(table: CalibrationTable, placement: Placement) -> float:
+        return guard.measured(placement.of(corrected(captured, table.corrections.arrays)), table.amax).decibels
+
+    assert score(both, fewer) > score(alone, fewer) - 0.1
+    assert score(both, EVERYTHING) > score(alone, EVERYTHING) + 1
+
+
+@pytest.mark.parametrize(("at", "wide"), [(0, ["conv2d"]), (1, ["conv2d", "conv2d_1", "conv2d_2"])])
+def test_a_step_that_gains_in_one_placement_and_loses_in_another_is_taken_back(
+    at: int, wide: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scaling, which the graphs of all placements have: for the first one, and for the second."""
+    placements, rightly = [without(*wide), Placement("all", frozenset())], stage.Guard.measured
+    noise = iter(1e6**k for k in range(40))
+
+    def other(self: stage.Guard, captured: Captured, amax: Any) -> Score:
+        score = rightly(self, captured, amax)
+        everything = any(s.consumer.name == "conv2d" for s in captured.sites)
+        return Score(score.noise * next(noise)) if everything is (at == 0) else score
+
+    monkeypatch.setattr(stage.Guard, "measured", other)
+    _, _, table, _ = made(uneven(), tmp_path, ("equalization",), placements=placements)
+    step = table.corrections.steps[-1]
+    assert (step.name, step.kept) == ("equalization", False)
+    assert step.after_db > step.before_db + 0.05
+    assert f", as {placements[at].title} has them in INT8; " in step.detail
+    assert step.detail.endswith(f" dB as {placements[1 - at].title} has them")
 
 
 def test_clips_are_equalized_below_their_bound(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ samples to fit and kept only if it is also better on samples it did not see.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
-from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced, roundings
+from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Sweep:
     """Holds the values alive at one place of the graph for every batch, in float and in INT8.
 
     `amax` are the thresholds of activations, and `which` says whether levels ("rounding"), biases ("bias") or both are
-    fitted.
+    fitted. Operations of the names `fixed` are in INT8 as they are.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Sweep:
         guard: Sequence[BatchTensors],
         which: Sequence[str],
         progress: Progress,
+        fixed: Collection[str] = (),
     ) -> None:
         self._machine = Partial(captured.graph)
         self._graph = captured.graph
@@ -89,6 +91,8 @@ class Sweep:
         self._sites: dict[Node, list[Site]] = {}
         for site in captured.sites:
             self._sites.setdefault(site.consumer, []).append(site)
+        as_they_are = [s for s in captured.sites if s.consumer.name in fixed]
+        self._fixed = roundings(as_they_are, amax, ScaleTypes(), captured.int8)
         self.fitted = Fitted()
 
     def run(self) -> Fitted:
@@ -99,12 +103,17 @@ class Sweep:
         """
         plain = [self._machine.inputs(b) for b in self._batches]
         coded = [self._machine.inputs(b) for b in self._batches]
+        quantized = False  # until then both are the same
         with torch.inference_mode():
             for at, node in self._machine.operations:
                 if self._progress.cancelled():
                     raise Cancelled("interrupted")
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
-                if node in self._sites:
+                if not (quantized := quantized or node in self._sites):
+                    values = wanted
+                elif node in self._fixed:
+                    values = [self._machine.value(node, alive, self._fixed) for alive in coded]
+                elif node in self._sites:
                     self._progress.step(at, len(self._machine.nodes), "operations")
                     values = self._coded(_Place(node, LocalError(self._machine, node), plain, coded, wanted))
                 else:

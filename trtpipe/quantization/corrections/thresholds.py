@@ -34,8 +34,8 @@ THRESHOLD_SAMPLES = 8
 class ThresholdSearch:
     """One pass along the graph in float, with the values alive at one place of it for every batch.
 
-    `amax` are the thresholds to begin with, `most` the exact maxima, and `rare` the keys of tensors of which too few
-    values were seen to cut any of them.
+    `amax` are the thresholds to begin with, `most` the exact maxima, `rare` the keys of tensors of which too few values
+    were seen to cut any of them, and `settled` those of the thresholds that stay.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class ThresholdSearch:
         fit: Sequence[BatchTensors],
         guard: Sequence[BatchTensors],
         progress: Progress,
+        settled: Collection[str] = (),
     ) -> None:
         self._machine = Partial(captured.graph)
-        self._amax, self._most, self._rare = amax, most, rare
+        self._amax, self._most, self._rare, self._settled = amax, most, rare, settled
         tried = fit[: max(1, THRESHOLD_SAMPLES // max(1, len(fit[0][0])))]
         self._batches = [*tried, *guard]
         self._tried, self._guard = range(len(tried)), range(len(tried), len(tried) + len(guard))
@@ -65,7 +66,7 @@ class ThresholdSearch:
             Cancelled: progress asked to stop.
         """
         chosen: dict[str, float] = {}
-        settled: set[str] = set()
+        settled = set(self._settled)
         alive = [self._machine.inputs(b) for b in self._batches]
         with torch.inference_mode():
             for at, node in self._machine.operations:
