@@ -53,6 +53,8 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
         "onnxruntime-openvino",
         "onnxruntime-directml",
         "onnxruntime-rocm",
+        "onnxruntime-training",
+        "onnxruntime-qnn",
         "ort-nightly",
         "ort-nightly-gpu",
     ),

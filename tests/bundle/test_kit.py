@@ -13,7 +13,7 @@ import shipping
 from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
-from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.cli.commands import verify
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError, MissingError
@@ -23,7 +23,7 @@ from trtpipe.pipeline.kit import finish_kit
 from trtpipe.progress import Silent
 from trtpipe.runtime import doctor
 from trtpipe.runtime.device import Device
-from trtpipe.values import Engine, OnnxModel
+from trtpipe.values import CheckReport, Engine, OnnxModel
 
 GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
 
@@ -56,27 +56,26 @@ def test_a_bundle_is_no_kit(tmp_path: Path) -> None:
         kit_graph(bundle)
 
 
-def test_finishing_keeps_the_kits_check_where_nothing_executes(tmp_path: Path) -> None:
+def checked(made: Bundle) -> CheckReport:
+    assert made.manifest.check is not None
+    return made.manifest.check
+
+
+def test_finishing_keeps_the_kits_own(tmp_path: Path) -> None:
     made = kit(tmp_path / "k", Build(target="onnxruntime"))
     engine = Engine(GRAPH.data, "onnxruntime", "1.31.1", (), GRAPH.inputs, GRAPH.outputs, GRAPH, notes=("a note",))
-    contents = bundle_contents(made, engine, check=None, fingerprint="ab" * 32, environment={"onnxruntime": "1.31.1"})
+    contents = bundle_contents(
+        made, engine, check=checked(made), fingerprint="ab" * 32, environment={"onnxruntime": "1.31.1"}
+    )
     bundle = write_bundle(tmp_path / "b", *contents)
     manifest = bundle.manifest
-    assert manifest.check == made.manifest.check
     assert manifest.notes == ("layer head kept in int8", "a note")
     assert manifest.environment == {"onnx": "1.18", "onnxruntime": "1.31.1"}
+    newer = bundle_contents(made, engine, check=checked(made), fingerprint="", environment={"onnx": "1.19"})[0]
+    assert newer.environment == {"onnx": "1.19", "onnx (kit)": "1.18"}
     assert manifest.fingerprint == "ab" * 32
     assert bundle.golden().samples == KEPT_SAMPLES
     np.testing.assert_array_equal(bundle.golden().inputs["image"], many().inputs["image"][:8])
-
-
-def test_an_engine_that_nothing_executed_says_so(tmp_path: Path) -> None:
-    made = kit(tmp_path / "k", Build(target="tensorrt_rtx"))
-    engine = Engine(b"", "tensorrt_rtx", "1.7.1.116", (), GRAPH.inputs, GRAPH.outputs, GRAPH)
-    manifest, _ = bundle_contents(made, engine, check=None, fingerprint="", environment={})
-    assert manifest.notes[-1] == NOT_EXECUTED
-    assert manifest.check is not None
-    assert manifest.check.notes[-1] == NOT_EXECUTED  # what `build` prints
 
 
 def test_a_kit_of_too_many_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,7 +93,6 @@ def test_finishing_with_a_check_of_the_engine(tmp_path: Path) -> None:
     assert check is not None
     manifest, _ = bundle_contents(made, engine, check=check, fingerprint="", environment={})
     assert manifest.check is check
-    assert NOT_EXECUTED not in manifest.notes
 
 
 def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
     again = read_bundle(tmp_path / "k")
     engine = build_engine(kit_graph(again), again.manifest.build, progress=Silent())
     assert engine.data == direct.data
-    contents = bundle_contents(made, engine, check=None, fingerprint="", environment={})
+    contents = bundle_contents(made, engine, check=checked(made), fingerprint="", environment={})
     bundle = write_bundle(tmp_path / "b", *contents)
     assert bundle.read("model.engine") == direct.data
     info = bundle.manifest.engine
@@ -176,7 +174,8 @@ def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be
     kit(tmp_path / "k", build)
     with pytest.raises((MissingError, InputError)) as caught:
         finish_kit(tmp_path / "k", tmp_path / "out", Silent(), compiler=compiled)
-    said = "device memory: none of torch with CUDA and others works here." if asked else "the compile began."
+    hidden = "device memory: none of torch with CUDA and others works here. Or let the graph be checked: set "
+    said = f"{hidden}CUDA_VISIBLE_DEVICES to nothing." if asked else "the compile began."
     assert str(caught.value) == said
     monkeypatch.setattr(verify, "device_of", lambda target: device)
     capsys.readouterr()

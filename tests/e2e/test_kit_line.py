@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.kit import NOT_EXECUTED
 from trtpipe.cli.main import main
+from trtpipe.runtime import executor
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import installed
 
 FACTORY = """
@@ -147,9 +152,48 @@ def test_onnxruntime_kit(project: Path, capsys: Any) -> None:
         == 0
     )
     assert main(["verify", str(project / "out" / "tiny"), "--key", str(public)]) == 0
+    check = read_bundle(project / "out" / "tiny").manifest.check
+    assert (check.executed, check.runner) == ("graph", f"onnxruntime {metadata.version('onnxruntime')}")
     assert main(["build", kit, "-o", str(project / "kits")]) == 2
     assert "the bundle would replace its own kit" in capsys.readouterr().err
     assert main(["build", kit, "--set", "build.target=tensorrt"]) == 2
     assert "--set must not be given with a kit" in capsys.readouterr().err
     assert main(["build", str(project / "out" / "tiny"), "-o", str(project / "again")]) == 2
     assert "is a finished bundle, not a kit" in capsys.readouterr().err
+
+
+def test_a_kit_is_checked_by_what_executes_it_where_it_is_finished(
+    project: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ONNX Runtime that gives other numbers than that of the kit's machine."""
+    made = job(project, "onnxruntime", dynamic=True)
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q"]) == 0
+    kit, rightly = str(project / "kits" / "tiny"), OrtRunner.run
+    monkeypatch.setattr(OrtRunner, "run", lambda self, x: {n: -y for n, y in rightly(self, x).items()})
+    assert main(["build", kit, "-o", str(project / "out"), "-q"]) == 1
+    assert "tiny: FAILED" in capsys.readouterr().out
+    assert read_bundle(project / "out" / "tiny").manifest.failed
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        (Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine", installed=False), None),
+        (Driver(problem="the NVIDIA driver does not start: 999"), "no GPU can be used: the NVIDIA driver does not"),
+        (Driver("13.0", (Gpu(0, "T4", "7.5", 8 << 30), Gpu(1, "RTX", "8.6", 8 << 30))),
+         "Or use RTX, which is here too: set CUDA_VISIBLE_DEVICES=1."),
+        (Driver("12.4", (Gpu(0, "RTX", "8.6", 8 << 30),)), "must have a driver of CUDA 13 (got CUDA 12.4)"),
+    ],
+)  # fmt: skip
+def test_a_finished_kit_says_why_no_gpu_executed_its_engine(
+    gpus: Driver, said: str | None, project: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job(project, "tensorrt_rtx", dynamic=False)
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q"]) == 0
+    monkeypatch.setattr(driver, "probe", lambda: gpus)
+    monkeypatch.setattr(executor, "invalid_here", lambda plan: "")
+    assert main(["build", str(project / "kits" / "tiny"), "-o", str(project / "out")]) == 0
+    notes = read_bundle(project / "out" / "tiny").manifest.check.notes
+    assert NOT_EXECUTED in notes
+    assert any(said in n for n in notes) if said else notes[-1] == NOT_EXECUTED
+    assert said is None or said in capsys.readouterr().out

@@ -17,6 +17,7 @@ from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
 from trtpipe.pipeline import refit as line
 from trtpipe.runtime.compatibility import require_fit
+from trtpipe.runtime.device import Device
 from trtpipe.values import Engine, LayerPrecision, OnnxModel, TensorSpec
 
 GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
@@ -32,7 +33,7 @@ def kit(path, graph=GRAPH, **changes):
 def bundle(path, *notes, **changes):
     before = kit(path / "kit", **changes)
     engine = Engine(PLAN, "tensorrt", "10.3.0", ("8.7",), GRAPH.inputs, GRAPH.outputs, GRAPH, notes=notes)
-    made = bundle_contents(before, engine, check=None, fingerprint="", environment={})
+    made = bundle_contents(before, engine, check=before.manifest.check, fingerprint="", environment={})
     return write_bundle(path / "old", *made)
 
 
@@ -42,7 +43,8 @@ def here(monkeypatch):
     seen = []
     monkeypatch.setattr(line, "require_fit", lambda *_: None)
     monkeypatch.setattr(line, "refitted", lambda *given, **how: seen.append((given, how)) or PLAN + b"new")
-    monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
+    monkeypatch.setattr(line.driver, "require", lambda *_: None)
+    monkeypatch.setattr(kits, "_check", lambda kit, *_: (kit.manifest.check, None))
     return seen
 
 
@@ -89,6 +91,10 @@ def test_a_whole_engine_is_refitted_where_it_fits(tmp_path, here, monkeypatch, c
     kit(tmp_path / "k")
     assert run(tmp_path) == 3
     assert "runtime: TensorRT 10.3.0 is not installed" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(line, "this_device", lambda: Device("linux", "aarch64", {"tensorrt": "10.3.0"}))
+    assert run(tmp_path) == 3
+    assert "refit: there is no usable NVIDIA GPU here" in capsys.readouterr().err
     assert here == []
 
 

@@ -50,18 +50,20 @@ def kit(path, target="tensorrt"):
 
 def bundle(path, **changes):
     target = changes.get("target", "tensorrt")
-    made = bundle_contents(kit(path / "kit", target), engine(**changes), check=None, fingerprint="", environment={})
+    before = kit(path / "kit", target)
+    check = before.manifest.check
+    made = bundle_contents(before, engine(**changes), check=check, fingerprint="", environment={})
     return write_bundle(path / "colours", *made)
 
 
 def test_where_all_that_decides_is_the_same_other_releases_are_named(tmp_path):
     before = bundle(tmp_path / "a")
-    made = bundle_contents(
-        kit(tmp_path / "k"), engine(data=plan(b"b")), check=None, fingerprint="", environment={"python": "3.13.0"}
-    )
+    own, releases = kit(tmp_path / "k"), {"python": "3.13.0", "onnx": "1.20"}
+    made = bundle_contents(own, engine(data=plan(b"b")), check=own.manifest.check, fingerprint="", environment=releases)
     now = write_bundle(tmp_path / "b", *made)
+    assert now.manifest.environment == {"python": "3.13.0", "onnx": "1.20", "onnx (kit)": "1.18"}
     assert compared(before, now).why == (
-        "of the same graph and options by the same TensorRT; python none then, 3.13.0 now",
+        "of the same graph and options by the same TensorRT; onnx 1.18 then, 1.20 now; python none then, 3.13.0 now",
     )
 
 
@@ -81,7 +83,7 @@ def test_tensorrt_is_given_the_bundles_timing_cache(tmp_path, monkeypatch):
         return engine()
 
     monkeypatch.setattr(kits, "_compile", compiled)
-    monkeypatch.setattr(kits, "_check", lambda *_: (None, None))
+    monkeypatch.setattr(kits, "_check", lambda kit, *_: (kit.manifest.check, None))
     monkeypatch.setattr(kits, "require_fit", lambda *_: (None, None))
     kit(tmp_path / "k")
     arguments = ["build", str(tmp_path / "k"), "--replay", str(before.path), "-o", str(tmp_path / "out"), "-q"]

@@ -166,6 +166,11 @@ def test_nobody_gives_device_memory(machine):
         what = next(w for w in can(found) if "run an engine" in w and target + ")" in w)
         assert (can(found)[what], why(found, what)) == (False, reason)
         assert command.removesuffix(".") in found.commands
+        if target == "tensorrt_rtx":  # which builds for other GPUs all the same
+            assert can(found)["build an engine (target tensorrt_rtx)"]
+            assert why(found, "build an engine (target tensorrt_rtx)").endswith(
+                "; but for this NVIDIA L4 only where device memory works: the check executes the engine"
+            )
 
 
 def test_a_full_gpu_is_not_told_to_install_anything(machine):

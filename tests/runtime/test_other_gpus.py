@@ -90,7 +90,7 @@ def test_an_engine_for_one_model_of_gpu_is_not_said_to_fit_another(
     capabilities = () if build.hardware_compatibility == "ampere_plus" else ("8.9",)
     plan = b"ftrt" + bytes(20) + bytes((10, 3, 0, 26)) + bytes(10)
     engine = Engine(plan, "tensorrt", "10.3.0.26", capabilities, graph.inputs, graph.outputs, graph)
-    write_bundle(tmp_path / "b", *bundle_contents(kit, engine, check=None, fingerprint="", environment={}))
+    write_bundle(tmp_path / "b", *bundle_contents(kit, engine, check=made.check, fingerprint="", environment={}))
     monkeypatch.setattr(verify, "device_of", lambda target: device("8.9", here))
     assert main(["verify", str(tmp_path / "b"), "--no-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

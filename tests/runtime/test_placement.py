@@ -18,7 +18,7 @@ from trtpipe.values import Engine, OnnxModel
 
 def gpu(capability: str | None) -> driver.Driver:
     if capability is None:
-        return driver.Driver(problem="no driver")
+        return driver.Driver(problem="no driver", installed=False)
     return driver.Driver("13.0", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
 
 
@@ -104,6 +104,13 @@ def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
             "the graph was executed, as the engine does not run on this machine: compute capability: the engine runs "
             f"on {what} and later (got {here}"
         )
+
+
+def test_a_driver_whose_gpus_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="CUDA_VISIBLE_DEVICES=9 leaves no GPU"))
+    said = "the graph was executed, as no GPU can be used: CUDA_VISIBLE_DEVICES=9 leaves no GPU"
+    assert executor.graph_notes(built("tensorrt_rtx", ("8.6",)), "graph") == (said,)
+    assert executor.graph_notes(built("onnxruntime", ()), "graph") == ()
 
 
 def test_where_another_gpu_of_the_machine_fits_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ packed as a bundle is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
@@ -21,6 +20,8 @@ from trtpipe.values import CheckReport, Engine, OnnxModel, WeightBytes, computed
 MAX_GOLDEN_BYTES = 512 << 20
 
 #: The note of a bundle whose engine could not be executed where it was built.
+#: Behind the name of what made a kit and has another version where the kit was finished.
+OF_KIT = " (kit)"
 NOT_EXECUTED = (
     "No GPU could execute the engine where the kit was finished: the check is the one of the kit's graph. "
     "Run `trtpipe check` on the bundle where its GPU is."
@@ -74,7 +75,7 @@ def bundle_contents(
     kit: Bundle,
     engine: Engine,
     *,
-    check: CheckReport | None,
+    check: CheckReport,
     fingerprint: str,
     environment: Mapping[str, str],
     device_memory_bytes: int | None = None,
@@ -85,10 +86,9 @@ def bundle_contents(
     Args:
         kit: as it was read.
         engine: compiled from `kit_graph(kit)` with the manifest's build options.
-        check: of the engine, executed on `kit.golden()`; None where nothing could execute it: then the kit's own check,
-            which executed its graph, stays, and for an engine a note says so.
+        check: of the engine, executed on `kit.golden()`, or the kit's own with the note `NOT_EXECUTED`.
         fingerprint: of all that decides the engine, this machine's TensorRT included.
-        environment: versions of what built the engine, added to those that made the kit.
+        environment: versions on this machine. What made the kit in another version stays beside it, as `NAME (kit)`.
         device_memory_bytes: activation memory of one context, where known.
         int8_weights: how the engine stores the graph's INT8 weights, where that was looked for.
     """
@@ -99,11 +99,8 @@ def bundle_contents(
         files[ENGINE] = engine.data
     if engine.timing_cache:
         files[TIMING_CACHE] = engine.timing_cache
-    unexecuted = check is None and engine.target != "onnxruntime"
-    check = check or manifest.check
-    if check is not None and unexecuted:
-        check = replace(check, notes=(*check.notes, NOT_EXECUTED))
-    notes = [*manifest.notes, *(() if check is None else check.notes), *engine.notes]
+    notes = [*manifest.notes, *check.notes, *engine.notes]
+    made = {f"{n}{OF_KIT}" if environment.get(n, v) != v else n: v for n, v in manifest.environment.items()}
     changes: dict[str, object] = {
         "kind": "bundle",
         "engine": describe_engine(
@@ -111,7 +108,7 @@ def bundle_contents(
         ),
         "check": check,
         "fingerprint": fingerprint,
-        "environment": {**manifest.environment, **environment},
+        "environment": {**made, **environment},
         "notes": tuple(dict.fromkeys(notes)),
     }
     return manifest.model_copy(update=changes), files

@@ -24,7 +24,7 @@ from trtpipe.values import CheckReport, Control, Executed, Metric
 CONTROL_SAMPLES = 64
 
 #: Why a check fails that requires the engine itself.
-NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
+NO_ENGINE_RAN = "check.require is engine, and no GPU executed it here"
 
 
 class Runner(Protocol):
@@ -129,7 +129,7 @@ def check_engine(
     sure = [m for m in measured if m not in unsure]
     notes = [*doubtful(sure, data.samples, limits, labelled), *_without_the_labels(data)]
     if require == "engine" and executed != "engine":
-        problems.append(NOT_EXECUTED)
+        problems.append(NO_ENGINE_RAN)
     if damaged is not None:
         control, note = _control(damaged, data.first(CONTROL_SAMPLES), limits)
         notes += [note] if note else []

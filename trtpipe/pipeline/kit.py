@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import require_place, write_bundle
-from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
 from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError, MissingError
-from trtpipe.evaluation.check import NOT_EXECUTED, CheckData, Damaged, check_engine
+from trtpipe.evaluation.check import NO_ENGINE_RAN, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, int8_weights, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
-from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
+from trtpipe.pipeline.cache.environment import environment, fingerprint
 from trtpipe.pipeline.controls import engine_control, graph_control
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
@@ -38,7 +38,13 @@ from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.doctor import lacking_memory
-from trtpipe.runtime.executor import activation_memory, graph_as_checked, not_executed_here, open_engine
+from trtpipe.runtime.executor import (
+    activation_memory,
+    graph_as_checked,
+    not_executed_here,
+    open_engine,
+    why_not_here,
+)
 from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
@@ -180,7 +186,7 @@ def finish_kit(
             engine,
             check=report,
             fingerprint=fingerprint(manifest.fingerprint, target),
-            environment=versions(BUILDERS[target]),
+            environment=environment(),
             device_memory_bytes=memory,
             int8_weights=int8_weights(engine),
         )
@@ -199,9 +205,9 @@ def _compile(build: Build, precision: Precision, graph: OnnxModel, progress: Pro
     return build_engine(graph, build, progress=progress, precision=precision)
 
 
-def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> tuple[CheckReport | None, int | None]:
-    """The engine on every sample of the kit, with a control built here, None where nothing can execute it here; and the
-    engine's activation memory.
+def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> tuple[CheckReport, int | None]:
+    """The engine, or a graph for ONNX Runtime, on every sample of the kit, with a control built here, and the engine's
+    activation memory; the kit's own check, with notes that say so and why, where nothing can execute it here.
 
     Raises:
         InputError: the kit was never checked.
@@ -210,12 +216,12 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> t
     recorded = manifest.check
     if recorded is None:
         raise InputError(f"{kit.path}: the kit does not hold the check of its graph. Prepare it again.")
-    if engine.target == "onnxruntime":
-        return None, None
-    if not_executed_here(engine):
-        if manifest.require == "graph":
-            return None, None
-        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, NOT_EXECUTED)), None
+    if engine.target != "onnxruntime" and not_executed_here(engine):
+        notes = (*recorded.notes, NOT_EXECUTED, *filter(None, (why_not_here(engine),)))
+        recorded = dataclasses.replace(recorded, notes=notes)
+        if manifest.require == "engine":
+            recorded = dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, NO_ENGINE_RAN))
+        return recorded, None
     golden = kit.golden()
     size = golden.batch or manifest.inputs[0].at("max")[0]
     data = CheckData(

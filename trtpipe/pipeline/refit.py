@@ -13,6 +13,7 @@ from trtpipe.pipeline.replay import bundle_to_replay
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import not_executed_here
+from trtpipe.trt import driver
 from trtpipe.trt.refit import changed_weights, refitted, weight_mismatches
 from trtpipe.values import Engine
 
@@ -58,7 +59,10 @@ def refit(
         raise InputError("\n".join(f"{weights}: {p}" for p in problems))
 
     if not before.manifest.build.strip_plan:
-        require_fit(before.manifest, this_device())
+        device = this_device()
+        if before.manifest.build.target in device.versions:
+            driver.require("refit")
+        require_fit(before.manifest, device)
 
     def engine_of(graph: OnnxModel, progress: Progress) -> Engine:
         return _engine(before, graph)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.kit import OF_KIT
 from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE
 from trtpipe.errors import InputError
 from trtpipe.runtime.compatibility import admit
@@ -98,7 +99,8 @@ _MOST_NAMED = 4
 
 def _around(then: Mapping[str, str], here: Mapping[str, str]) -> str:
     """What is left to say where nothing that decides is other: the releases around it that are."""
-    other = [f"{n} {then.get(n, 'none')} then, {here.get(n, 'none')} now" for n in here if then.get(n) != here[n]]
+    own = [n for n in here if not n.endswith(OF_KIT)]  # what made the graph, which is the same
+    other = [f"{n} {then.get(n, 'none')} then, {here[n]} now" for n in own if then.get(n) != here[n]]
     return "; ".join(["of the same graph and options by the same TensorRT", *other[:_MOST_NAMED]])
 
 

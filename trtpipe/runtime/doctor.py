@@ -207,6 +207,9 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
     if support.runs:
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
         reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
+        if memory:
+            but = f"but for this {here.name} only where device memory works: the check executes the engine"
+            built = Ability(build, True, f"{built.reason}; {but}")
         return built, _with_memory(Ability(run, True, reason), memory)
     return built, Ability(run, False, f"{here.name}: {support.why}")
 
@@ -277,7 +280,7 @@ def lacking_memory(build: Build, device: Device) -> str:
     try:
         _require_memory(os.environ.get(driver.VISIBLE))
     except MissingError as error:
-        return str(error)
+        return f"{error} Or let the graph be checked: set {driver.VISIBLE} to nothing."
     return ""
 
 

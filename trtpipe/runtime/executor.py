@@ -120,10 +120,20 @@ def engine_runner(
 
 
 def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
-    """Why the graph was executed on a machine that has a GPU; without a GPU `executed` says enough."""
-    if executed == "engine" or engine.target == "onnxruntime" or (device := this_device()).compute_capability is None:
-        return ()
-    return (f"the graph was executed, as the engine does not run on this machine: {not_executed_here(engine, device)}",)
+    """Why the graph was executed on a machine that has a GPU; without one `executed` says enough."""
+    why = "" if executed == "engine" else why_not_here(engine)
+    return (f"the graph was executed, as {why}",) if why else ()
+
+
+def why_not_here(engine: Engine) -> str:
+    """Why an engine that was just built does not run on this machine, which has a GPU or the driver of one; "" where it
+    has neither, or the engine is its graph."""
+    device = this_device()
+    if engine.target == "onnxruntime" or not (device.compute_capability or device.installed):
+        return ""
+    if device.compute_capability is None:
+        return f"no GPU can be used: {device.gpu}"
+    return f"the engine does not run on this machine: {not_executed_here(engine, device)}"
 
 
 def settings_of(engine: Engine) -> RunnerSettings:

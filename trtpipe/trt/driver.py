@@ -49,11 +49,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
+    """The NVIDIA driver. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"; `installed` is
+    whether its library is on the machine."""
 
     cuda: str = ""
     devices: tuple[Gpu, ...] = ()
     problem: str = ""
+    installed: bool = True
 
 
 def probe() -> Driver:
@@ -66,7 +68,7 @@ def probe() -> Driver:
         cuda = ctypes.CDLL(name)
     except OSError as error:
         if "No such file" in str(error) or sys.platform == "win32":
-            return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine")
+            return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine", installed=False)
         return Driver(problem=f"{name}, the NVIDIA driver's library, cannot be loaded: {error}")
     if missing := next((f for f in _FUNCTIONS if not hasattr(cuda, f)), None):
         return Driver(problem=f"{name} is not the NVIDIA driver's library: it has no {missing}")
