@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from calib.table import CalibrationTable
@@ -17,6 +18,8 @@ from tests.support.onnx_files import export, network, write_job
 from trtpipe.errors import InputError
 from trtpipe.job.load import JobErrors, load_job
 from trtpipe.model.onnx.external import data_files
+from trtpipe.model.onnx.network import load_network, require_bindings
+from trtpipe.model.onnx.reference import Reference
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
@@ -102,9 +105,11 @@ def test_bindings_are_the_files(sections: dict[str, Any], message: str, tmp_path
     assert str(problem) == message
 
 
-def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, domain: str = "") -> None:
+def save(
+    path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, domain: str = "", shape: Any = (1, 4)
+) -> None:
     """A file of one node from x to y."""
-    values = [helper.make_tensor_value_info(n, kind, [1, 4]) for n in ("x", "y")]
+    values = [helper.make_tensor_value_info(n, kind, shape) for n in ("x", "y")]
     opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
@@ -160,13 +165,47 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
             {},
             "model.onnx: Dropout (drop) has outputs that only training needs. Export the network in eval mode.",
         ),
+        (
+            helper.make_node("MaxPool", ["x"], ["high", "y"], name="pool", kernel_shape=[1]),
+            {"shape": [1, 1, 4]},
+            "model.onnx: MaxPool (pool) has a second output, the places of the maxima, which TensorRT does not compute."
+            " Name as the job's outputs what is computed without them.",
+        ),
+        *(
+            (
+                helper.make_node("Identity", ["x"], ["y"]),
+                {"kind": kind},
+                "model.onnx: inputs and outputs must be of float32, float16, uint8, int8, int32, int64, bool (got x, of"
+                f" {TensorProto.DataType.Name(kind)}). Cut it off: name as the job's outputs what is computed without "
+                "it.",
+            )
+            for kind in (TensorProto.STRING, TensorProto.UINT16, TensorProto.INT16, TensorProto.COMPLEX64)
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_named(node: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     save(tmp_path / "file.onnx", node, **options)
-    sections = {"inputs": {"x": {"shape": [1, 4]}}, "outputs": {"y": {}}, "precision": {}, "calibration": None}
+    shape = list(options.get("shape", (1, 4)))
+    sections = {"inputs": {"x": {"shape": shape}}, "outputs": {"y": {}}, "precision": {}, "calibration": None}
     (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
     assert str(problem) == message
+
+
+def test_inputs_that_the_outputs_do_not_need_are_not_asked_for(tmp_path: Path) -> None:
+    """Text, say, that another head reads: neither declared, nor given to the reference."""
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("StringConcat", ["name", "name"], ["twice"])]
+    kinds = {"name": TensorProto.STRING, "x": TensorProto.FLOAT, "y": TensorProto.FLOAT, "twice": TensorProto.STRING}
+    name, x, y, twice = (helper.make_tensor_value_info(n, kind, [1, 4]) for n, kind in kinds.items())
+    graph = helper.make_graph(nodes, "g", [name, x], [y, twice])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.save(made, tmp_path / "file.onnx")
+    network = load_network(tmp_path / "file.onnx", ("y",))
+    assert [b.name for b in network.file.inputs] == ["x"]
+    values = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
+    assert torch.equal(network(values)["y"], values.relu())
+    assert torch.equal(Reference(network.file)(values)["y"], values.relu())
+    with pytest.raises(InputError, match=r"\(got name, x, and the job's outputs need x float32 \[1, 4\]\)"):
+        require_bindings(network.file, {"name": (1, 4), "x": (1, 4)})
 
 
 def test_outputs_that_nobody_reads_are_not_asked_for(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ def execute(node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
     found = OPERATORS[node.op](node, *values)
     outputs = found if isinstance(found, tuple) else (found,)
     if any(node.outputs[len(outputs) :]):
+        if node.op == "MaxPool":
+            raise node.refused(
+                "has a second output, the places of the maxima, which TensorRT does not compute",
+                "Name as the job's outputs what is computed without them.",
+            )
         raise node.refused_in_training("has outputs that only training needs")
     return outputs
 
@@ -152,8 +157,9 @@ def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]]) 
     """
     there = ", ".join(map(str, file.inputs))
     if list(inputs) != [b.name for b in file.inputs]:
+        whose = "the job's outputs need" if file.cut else "the file has"
         raise InputError(
-            f"inputs: must be those of model.onnx, in its order (got {', '.join(inputs)}, and the file has {there}). "
+            f"inputs: must be those of model.onnx, in its order (got {', '.join(inputs)}, and {whose} {there}). "
             "Name them as the file does."
         )
     for binding in file.inputs:

@@ -19,7 +19,7 @@ from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
-from trtpipe.values import ONNX_DOMAINS
+from trtpipe.values import BINDING_DTYPES, ONNX_DOMAINS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,7 +45,8 @@ class OnnxBinding:
 class OnnxFile:
     """A file that can be converted: its bindings, its nodes in the order of execution and its constants, in FP32.
 
-    `quantized`: the file has Q/DQ; its nodes then have marks. `cut`: its outputs are tensors from within the file.
+    `quantized`: the file has Q/DQ; its nodes then have marks. `cut`: this is a part of the file, whose outputs are
+    tensors from within it, or which does not need all of its inputs.
     """
 
     path: Path
@@ -85,6 +86,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
         )
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
     _require_fp32(graph)
+    _require_taken(graph)
     turned = _turned(graph, constants, marks)
     nodes = tuple(_node(n, version, constants, marks, turned) for n in graph if n.outputs[0].name not in turned)
     return OnnxFile(
@@ -142,7 +144,7 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
 
 
 def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
-    """Make named tensors the outputs of a file, and drop what they do not need; whether any is none of its outputs.
+    """Make named tensors the outputs of a file, and drop what they do not need, inputs too; whether a part is left.
 
     Args:
         model: changed in place.
@@ -165,7 +167,10 @@ def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
         graph.outputs[:] = [made[n] for n in names]
         _drop_unneeded(graph)
         common.RemoveUnusedNodesPass()(model)
-    return bool(set(names) - set(own))
+        needed = [v for v in graph.inputs if v.uses() or v in graph.outputs]
+        graph.inputs[:], dropped = needed, len(needed) < len(graph.inputs)
+        return dropped or bool(set(names) - set(own))
+    return False
 
 
 def _drop_unneeded(graph: ir.Graph) -> None:
@@ -303,6 +308,16 @@ def _require_fp32(graph: ir.Graph) -> None:
             f"model.onnx: its floating-point tensors must be FP32 (got {' and '.join(found)}). Export it in FP32; "
             "precision.fp16_mode and bf16_mode make it FP16 or BF16."
         )
+
+
+def _require_taken(graph: ir.Graph) -> None:
+    """Refuse inputs and outputs of what no engine takes: text, complex numbers, unsigned or 16-bit integers."""
+    for value in (*graph.inputs, *graph.outputs):
+        if value.dtype is not None and value.dtype.name.lower() not in (*BINDING_DTYPES, "float"):
+            raise InputError(
+                f"model.onnx: inputs and outputs must be of {', '.join(BINDING_DTYPES)} (got {value.name}, of "
+                f"{value.dtype.name}). Cut it off: name as the job's outputs what is computed without it."
+            )
 
 
 def _binding(value: ir.Value) -> OnnxBinding:
