@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, get_args
 
 import nets
@@ -21,6 +22,7 @@ from trtpipe.quantization.payoff import (
     ALL_LARGER,
     ATTENTION,
     DEPTHWISE,
+    FITTED_TO_MORE,
     KERNEL_BYTES,
     LARGER,
     NOTHING_GAINS,
@@ -37,7 +39,7 @@ from trtpipe.quantization.policy import Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.routes.onnx import to_onnx
-from trtpipe.values import Captured, Target
+from trtpipe.values import Captured, Int8Weight, Target
 
 
 def captured(network: nn.Module, *shape: int) -> Captured:
@@ -282,6 +284,21 @@ def test_a_model_is_corrected_for_what_each_target_has_in_int8() -> None:
     assert found(graph, {**BOTH, "placement": "all"}) == [("", [])]
     assert found(graph, BOTH, quantization="implicit") == [("", [])]
     assert found(captured(network[:1], 600, 4, 4), BOTH) == [("", [])]
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt_rtx"])
+def test_a_table_whose_corrections_were_fitted_to_more_in_int8_is_said(target: str) -> None:
+    """The third, which is depthwise, of a table for INT8 alone; not the second, which is in INT8 for another target."""
+    network = nn.Sequential(
+        nn.Conv2d(600, 600, 1), nn.ReLU(), nn.Conv2d(600, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16)
+    )
+    graph = captured(network, 600, 4, 4)
+    own = {n.name: Int8Weight(None, None, torch.zeros(1)) for n in calls(graph.graph.graph) if op_name(n) in WEIGHTED}
+    *corrected, _ = own
+    assert keep_of(job(BOTH, target), replace(graph, int8={n: own[n] for n in corrected})).notes == ()
+    (note,) = keep_of(job(BOTH, target), replace(graph, int8=own)).notes
+    assert note == FITTED_TO_MORE.format(1)
+    assert keep_of(job({"int8_mode": True}, target), replace(graph, int8=own)).notes == ()
 
 
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:
