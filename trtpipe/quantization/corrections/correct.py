@@ -13,6 +13,7 @@ import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -23,11 +24,11 @@ from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
 from calib.types import Array
 from trtpipe.batching import Batching
-from trtpipe.job.sections import Correction
+from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
-from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
+from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
@@ -37,6 +38,8 @@ from trtpipe.quantization.quantize import prepare
 from trtpipe.values import Captured
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.progress import Progress
@@ -128,15 +131,15 @@ class _Corrector:
         self._placements, self._at = placements, 0
         self._fixed: frozenset[str] = frozenset()
         self._fixed_amax: Mapping[str, float] = {}
+        self._domains = find_domains(captured.graph) if set(GRAPH_CORRECTIONS) & set(which) else ()
         self._scores: list[Score] = []
         self._scores = self._measured(captured, table.amax)
 
     def run(self) -> CalibrationTable:
         self._choose_ranges()
-        domains = find_domains(self._plain.graph)
         for at, placement in enumerate(self._placements):
             self._at = at
-            self._correct([d for d in domains if not self._fixed & {n.name for n in (*d.makers, *d.readers)}])
+            self._correct([d for d in self._domains if not self._fixed & {n.name for n in (*d.makers, *d.readers)}])
             done = placement.of(self._now).sites
             self._fixed |= {s.consumer.name for s in done}
             self._fixed_amax = {**self._fixed_amax, **{s.group: self._amax[s.group] for s in done if s.axis is None}}
@@ -224,14 +227,14 @@ class _Corrector:
             tries.append([d for d in domains if not d.clips])
         by_name = {n.name: n for n in self._now.graph.graph.nodes}
         moved = [[_moved(d, by_name) for d in some] for some in tries]
-        values = channel_values(self._now.graph, moved[0], self._samples.fit)
+        values = {by_name[n.name]: held for n, held in self._values.items()}
         best = None
         for some in moved:
             arrays = equalize(self._now.graph, some, values)
             if not arrays:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays))
-            amax = {**self._observed(trial), **self._fixed_amax}
+            amax = {**self._amax, **self._observed(trial, some), **self._fixed_amax}
             scores = self._measured(trial, amax)
             if best is None or scores[self._at].decibels > best[0][self._at].decibels:
                 best = (scores, trial, amax, arrays, f"{len(some)} groups of channels")
@@ -244,9 +247,17 @@ class _Corrector:
             self._now, self._amax = trial, amax
             self._arrays = merged(self._arrays, arrays)
 
-    def _observed(self, captured: Captured) -> dict[str, float]:
-        """Thresholds of a changed graph, from every second batch here; what is kept is calibrated on all samples."""
-        prepared = prepare(captured)
+    @cached_property
+    def _values(self) -> dict[Node, ChannelValues]:
+        """What the channels of all domains hold: no scaling of one changes those of another."""
+        return channel_values(self._plain.graph, self._domains, self._samples.fit)
+
+    def _observed(self, captured: Captured, scaled: Sequence[Domain]) -> dict[str, float]:
+        """Thresholds of what was scaled, from every second batch here; what is kept is calibrated on all samples."""
+        changed = {n.name for d in scaled for n in d.tensors}
+        groups = {s.group for s in captured.sites if s.producer.name in changed}
+        sites = tuple(s for s in captured.sites if s.axis is None and s.group in groups)
+        prepared = prepare(replace(captured, sites=sites))
         for observer in prepared.observers.values():
             observer.histogram = HistogramObserver()
         with torch.inference_mode():
