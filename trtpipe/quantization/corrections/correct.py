@@ -236,9 +236,10 @@ class _Corrector:
             trial = corrected(self._plain, merged(self._arrays, arrays))
             amax = {**self._amax, **self._observed(trial, some), **self._fixed_amax}
             scores = self._measured(trial, amax)
-            if best is None or scores[self._at].decibels > best[0][self._at].decibels:
+            gains = self._gain(scores, self._scores)
+            if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
                 best = (scores, trial, amax, arrays, f"{len(some)} groups of channels")
-            if self._gain(scores, self._scores):
+            if gains:
                 break
         if best is None:
             return
