@@ -191,6 +191,25 @@ def test_a_step_that_gains_in_one_placement_and_loses_in_another_is_taken_back(
     assert step.detail.endswith(f" dB as {placements[1 - at].title} has them")
 
 
+def test_of_two_scalings_the_one_that_loses_nowhere_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, of what a ReLU6 cuts too, is made to lose in the placement that has nothing of it in INT8."""
+    net = uneven()
+    net[3] = nn.ReLU6()
+    head = without("conv2d", "conv2d_1", "conv2d_2")
+    rightly, calls_of_head = stage.Guard.measured, iter(range(100))
+
+    def measured(self: stage.Guard, captured: Captured, amax: Any) -> Score:
+        score = rightly(self, captured, amax)
+        of_all = any(s.consumer.name == "conv2d" for s in captured.sites)
+        return score if of_all or next(calls_of_head) != 1 else Score(score.noise * 1e6)
+
+    monkeypatch.setattr(stage.Guard, "measured", measured)
+    placements = [head, Placement("all", frozenset())]
+    _, _, table, _ = made(net, tmp_path, ("equalization",), algorithm="minmax", placements=placements)
+    (step,) = table.corrections.steps
+    assert (step.kept, step.detail) == (True, "1 groups of channels, as all has them in INT8")
+
+
 def test_clips_are_equalized_below_their_bound(tmp_path: Path) -> None:
     captured, plain, table, _ = made(uneven(nn.ReLU6), tmp_path, ("equalization",))
     x = nets.images(64, 3, 8, 8, seed=9)
