@@ -160,7 +160,7 @@ class Line:
         from trtpipe.progress import Silent
         from trtpipe.quantization.corrections import edits
         from trtpipe.quantization.corrections.correct import STEPS, correct
-        from trtpipe.quantization.payoff import placements
+        from trtpipe.quantization.placements import placements
 
         table = self.timed(
             "correct",

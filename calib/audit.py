@@ -106,17 +106,29 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
     return amax, audit, warning or _poor(key, whole, audit, algorithm, percentile)
 
 
-def _poor(key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percentile: float) -> str | None:
-    """A warning where the algorithm's SQNR is poor and another algorithm's is much better."""
+def _poor(
+    key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percentile: float, *, moved: bool = False
+) -> str | None:
+    """A warning where the algorithm's SQNR is poor and another algorithm's is much better; or that of a threshold that
+    was moved since, where any algorithm's is."""
     if audit.sqnr_db is None or audit.sqnr_db >= POOR_DB:
         return None
-    others = {a: _sqnr_db(whole, _float32(threshold(whole, a, percentile))) for a in ALGORITHMS if a != algorithm}
+    others = {
+        a: _sqnr_db(whole, _float32(threshold(whole, a, percentile))) for a in ALGORITHMS if moved or a != algorithm
+    }
     best = max(others, key=others.__getitem__)
     if others[best] < audit.sqnr_db + GAIN_DB:
         return None
+    whose = "the threshold of the corrections" if moved else algorithm
+    step = (
+        "It was chosen by what it costs behind the operation that reads it; calibration.corrections without thresholds "
+        f"leaves it to {algorithm}."
+        if moved
+        else f"Calibrate with calibration.algorithm: {best}."
+    )
     return (
-        f"{key}: {algorithm} leaves {audit.sqnr_db:.1f} dB of signal to noise and clips {100 * audit.clipped:.3g} % of "
-        f"the values; {best} would leave {others[best]:.1f} dB. Calibrate with calibration.algorithm: {best}."
+        f"{key}: {whose} leaves {audit.sqnr_db:.1f} dB of signal to noise and clips {100 * audit.clipped:.3g} % of "
+        f"the values; {best} would leave {others[best]:.1f} dB. {step}"
     )
 
 
@@ -149,7 +161,7 @@ def with_thresholds(
         else:
             whole = counted[key][0] + counted[key][1]
             tensors[key] = _audit(whole, amax[key], seen.stability, seen.state)
-            warning = _poor(key, whole, tensors[key], algorithm, percentile)
+            warning = _poor(key, whole, tensors[key], algorithm, percentile, moved=True)
         named.append(warning)
     warnings = (*filter(None, named), *warnings_of(tensors, before.coverage, before.skipped))
     return before.model_copy(update={"tensors": tensors, "warnings": warnings})

@@ -87,7 +87,11 @@ def test_warnings_are_of_the_thresholds_that_a_table_has(algorithm: str, share: 
     clipped = [k for k, t in now.tensors.items() if t.clipped > CLIPPED]
     assert bool(clipped) == any(" of their values clipped: " in w for w in now.warnings)
     for key, tensor in now.tensors.items():
-        poor = [w for w in now.warnings if w.startswith(f"{key}: {algorithm} leaves ")]
+        whose = "the threshold of the corrections" if key in moved and tensor.state != "dead" else algorithm
+        poor = [w for w in now.warnings if w.startswith(f"{key}: ") and " leaves " in w]
+        assert all(w.startswith(f"{key}: {whose} leaves ") for w in poor)
+        advice = f"calibration.corrections without thresholds leaves it to {algorithm}."
+        assert all(w.endswith(advice) == (whose != algorithm) for w in poor)
         if poor:
             assert f"leaves {tensor.sqnr_db:.1f} dB" in poor[0]
             assert f"clips {100 * tensor.clipped:.3g} % of" in poor[0]

@@ -160,6 +160,48 @@ def test_figures_of_both_and_the_drop_with_a_paired_interval() -> None:
     assert same.measure({"y": labels})[0][2].value == 0  # both infinite
 
 
+def by_sample(outputs: dict[str, Any], labels: Labels, ids: tuple[str, ...]) -> Any:
+    return outputs["y"][:, 0]
+
+
+def by_set(outputs: dict[str, Any], labels: Labels, ids: tuple[str, ...]) -> float:
+    return float(outputs["y"].mean())
+
+
+@pytest.mark.parametrize("larger", [True, False])
+@pytest.mark.parametrize("infinity", [math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["both", "before", "after"])
+def test_one_infinite_sample_does_not_hide_what_others_lose(where: str, infinity: float, larger: bool) -> None:
+    """A PSNR is infinite wherever an image is exact."""
+    before, after = np.arange(24.0)[:, None] + 10, np.arange(24.0)[:, None] + (9 if larger else 11)
+    if where != "after":
+        before[3] = infinity
+    if where != "before":
+        after[3] = infinity
+    metric = OwnMetric(function=f"{__name__}:by_sample", better="higher" if larger else "lower")
+    made = judgement(metric, None, {"y": before})
+    metrics, problems = made.measure({"y": after})
+    drop = next(m for m in metrics if m.name == "m_drop")
+    assert problems == []
+    if where == "both":
+        assert drop.value == pytest.approx(1)
+        assert all(math.isfinite(m.value) for m in metrics)
+    else:
+        assert drop.value == (infinity if larger == (where == "before") else -infinity)
+    said = "m: 1 of 24 samples are infinite in the baseline, and count only where what was executed has another figure"
+    assert made.says_nothing() == (() if where == "after" else (said,))
+    for limit in (-100.0, 0.0, 100.0):  # none of them ends in an error
+        bound = Limits(metrics={"m": MetricLimits(min=limit, max=limit, drop_max=abs(limit))})
+        doubtful([judged(m, bound) for m in metrics], 24, bound)
+
+
+def test_a_figure_that_is_infinite_is_said() -> None:
+    whole = judgement(OwnMetric(function=f"{__name__}:by_set"), None, {"y": np.full((4, 1), math.inf)})
+    assert whole.says_nothing() == ("m: is infinite in the baseline, so its drop says only whether it still is",)
+    each = judgement(OwnMetric(function=f"{__name__}:by_sample"), None, {"y": np.full((4, 1), math.inf)})
+    assert [m.value for m in each.measure({"y": np.full((4, 1), math.inf)})[0]] == [math.inf, math.inf, 0]
+
+
 def test_without_labels_a_built_in_metric_is_against_the_baseline() -> None:
     scores = RNG.normal(size=(4, 3, 5, 5)).astype(np.float32)
     made = judgement(OwnMetric(function="miou"), None, {"y": scores})

@@ -24,7 +24,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.job.sections import Data, OwnMetric, Transform
 from trtpipe.model.data import _orders_differ, open_check, turned, with_labels
-from trtpipe.model.labels import classes_of, labels_of
+from trtpipe.model.labels import classes_of, labels_of, names_classes
 from trtpipe.values import LoadedModel, TensorSpec
 
 CLASSES = ("bird", "cat", "dog", "fish", "horse")
@@ -182,6 +182,24 @@ def test_folders_that_say_nothing_are_no_labels_and_are_said(tmp_path: Path) -> 
         "check.images: 2 class folders say nothing of 5 classes of the model, so no accuracy was measured. Name the "
         "classes in check.labels, one a line, in the order of the model's outputs",
     )
+
+
+def test_a_list_of_classes_that_nothing_lies_in_is_said(tmp_path: Path) -> None:
+    made = job(tmp_path, ("cat", "horse"), (), "\n".join(CLASSES) + "\n")
+    folder = Path(str(made.check.images))
+    for path in [p for p in folder.rglob("*") if p.is_file()]:
+        path.rename(folder / f"{path.parent.name}-{path.name}")
+    for empty in [p for p in folder.iterdir() if p.is_dir()]:
+        empty.rmdir()
+    _, (note,) = with_labels(made, model(), open_check(made))
+    assert note.startswith("check.labels: names classes, and the images lie in no class folders, so that nothing has ")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".CSV"])
+def test_a_suffix_may_be_in_capitals(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"labels{suffix}").write_text("name,label\na,2\nb,0\n")
+    assert not names_classes(str(tmp_path / f"labels{suffix}"))
+    assert classes_of(str(tmp_path / f"labels{suffix}"), ["a", "b"]) == {"a": 2, "b": 0}
 
 
 @pytest.mark.parametrize(

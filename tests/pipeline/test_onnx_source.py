@@ -208,6 +208,21 @@ def test_inputs_that_the_outputs_do_not_need_are_not_asked_for(tmp_path: Path) -
         require_bindings(network.file, {"name": (1, 4), "x": (1, 4)})
 
 
+def test_a_function_of_another_opset_is_named(tmp_path: Path) -> None:
+    one = helper.make_function("own", "R", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])],
+                               [helper.make_opsetid("", 16)])  # fmt: skip
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("R", ["x"], ["y"], domain="own")], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    onnx.save(helper.make_model(graph, functions=[one], opset_imports=opsets, ir_version=8), tmp_path / "file.onnx")
+    with pytest.raises(InputError) as raised:
+        load_network(tmp_path / "file.onnx")
+    assert str(raised.value) == (
+        "model.onnx: its functions must be of its own opset, 17 (got R of 16). Run "
+        "onnx.inliner.inline_local_functions with convert_version=True."
+    )
+
+
 def test_outputs_that_nobody_reads_are_not_asked_for(tmp_path: Path) -> None:
     """Caffe2's exporter names the mask of every Dropout."""
     save(tmp_path / "file.onnx", helper.make_node("Dropout", ["x"], ["y", "mask"], name="drop"))

@@ -221,8 +221,8 @@ def test_the_scales_of_a_weight_are_those_of_its_output_channels(
         with pytest.raises(InputError) as raised:
             as_given(captured)
         assert str(raised.value).partition(": ")[2] == (
-            f"a weight must have its scales by output channel, axis {wanted} of it (got axis {1 - wanted}). Quantize "
-            "it so, or set calibration.recalibrate: true."
+            "a weight must have its scales by output channel (got them along another of its axes). Quantize it so, or "
+            "set calibration.recalibrate: true."
         )
         return
     (made,) = as_given(captured).int8.values()

@@ -32,9 +32,9 @@ from trtpipe.quantization.payoff import (
     gains_nothing,
     keep_of,
     makes_larger,
-    placements,
     shape_reason,
 )
+from trtpipe.quantization.placements import placements
 from trtpipe.quantization.policy import Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import prepare, quantize

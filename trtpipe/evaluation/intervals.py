@@ -138,10 +138,10 @@ def can_tell(interval: Interval, limit: float, larger_is_better: bool) -> bool:
 def samples_to_tell(value: float, interval: Interval, limit: float, samples: int) -> int | None:
     """About how many samples would decide, were the value to stay: widths shrink with the root of the number.
 
-    None when the value is at the limit: no number decides.
+    None when the value is at the limit, or something is infinite: no number decides.
     """
     distance = abs(value - limit)
-    if distance == 0:
-        return None
     width = interval[1] - value if limit > value else value - interval[0]
+    if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):
+        return None
     return max(samples + 1, math.ceil(samples * (width / distance) ** 2))

@@ -44,11 +44,23 @@ class Figure:
         """Whether a sample has no number of its own, bool [S]; empty where no row is a sample's metric."""
         return np.isnan(self.rows) if self.each and self.rows is not None else np.empty(0, bool)
 
-    def where(self, other: Figure) -> Figure:
-        """The same of the samples alone that have a number in the other."""
-        if self.rows is None or self.total is None or not (self.each and other.without().any()):
+    def infinite(self) -> int:
+        """How many samples have an infinite number of their own."""
+        return int(np.isinf(self.rows).sum()) if self.each and self.rows is not None else 0
+
+    def uncounted(self, after: Figure) -> Array:
+        """Samples that cannot be compared, bool [S]: they have no number here, or the same infinity in both, which
+        hides what all others lose; empty where no row is a sample's metric."""
+        if not (self.each and after.each) or self.rows is None or after.rows is None:
+            return np.empty(0, bool)
+        uncounted: Array = self.without() | (np.isinf(self.rows) & (self.rows == after.rows))
+        return uncounted
+
+    def of_others(self, uncounted: Array) -> Figure:
+        """The same of all samples but these, bool [S], unless there is no other."""
+        if self.rows is None or self.total is None or not uncounted.any() or uncounted.all():
             return self
-        rows = np.where(other.without(), np.nan, self.rows)
+        rows = np.where(uncounted, np.nan, self.rows)
         return replace(self, value=self.total(rows), rows=rows)
 
     def interval(self) -> intervals.Interval | None:
@@ -188,6 +200,14 @@ class Judgement:
             for judge, _, _, before in self._baseline
             if (nan := int(before.without().sum()))
         ]
+        for judge, _, _, before in self._baseline:
+            if infinite := before.infinite():
+                said.append(
+                    f"{judge.name}: {infinite} of {len(self.ids)} samples are infinite in the baseline, and count only "
+                    "where what was executed has another figure"
+                )
+            elif judge.truth is None and math.isinf(before.value):
+                said.append(f"{judge.name}: is infinite in the baseline, so its drop says only whether it still is")
         said += [
             f"{judge.name}: besides {ignored}, which is ignored, its masks hold class {alone} alone. Where {ignored} "
             f"is a class too, give check.metrics.{judge.name}.args.ignore another number"
@@ -238,7 +258,8 @@ class Judgement:
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
         """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.
 
-        A sample without a number in the baseline counts in none of them; one without in what was executed is a problem.
+        A sample without a number in the baseline, or with the same infinity in both, counts in none of them; one
+        without in what was executed is a problem.
 
         Args:
             outputs: those of what was executed, [S, ...] by name.
@@ -246,12 +267,14 @@ class Judgement:
         metrics: list[Metric] = []
         problems: list[str] = []
         for judge, output, labels, before in self._baseline:
-            after = judge.figure(outputs, labels, self.ids).where(before)
+            after = judge.figure(outputs, labels, self.ids)
+            uncounted = before.uncounted(after)
             if lost := int((after.without() & ~before.without()).sum()) if before.each and after.each else 0:
                 problems.append(
                     f"{judge.name} is NaN in {lost} of {len(self.ids)} samples of what was executed, in which it is a "
                     "number in the baseline"
                 )
+            before, after = before.of_others(uncounted), after.of_others(uncounted)
             made = [Metric(judge.name + ENGINE, output, after.value, interval=after.interval())]
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1

@@ -103,7 +103,7 @@ def _labels(check: Check) -> Iterator[Broken]:
     """Rows of a .npy are found by the place of a sample in its file, all else by the names of images."""
     if check.labels is None:
         return
-    rows = PurePath(check.labels).suffix == ".npy"
+    rows = PurePath(check.labels).suffix.lower() == ".npy"
     if rows and check.images is not None:
         hint = "Images have no order: give a folder of masks, a .json of COCO or a .csv."
         yield Broken(("check", "labels"), "be no .npy with check.images", repr(check.labels), hint)

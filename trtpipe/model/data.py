@@ -88,6 +88,11 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
     """
     scores = (s for s in loaded.outputs if not unranked(s) and s.name not in job.boxed and len(s.row_shape) == 1)
     count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
+    if source.labels is None and count is not None and job.check.labels and names_classes(job.check.labels):
+        return source, (
+            "check.labels: names classes, and the images lie in no class folders, so that nothing has a label. Give a "
+            ".csv of a name and a class a line, or put them in folders",
+        )
     if source.labels is None or count is None:
         return source, ()
     folders = source.classes

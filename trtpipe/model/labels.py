@@ -34,9 +34,13 @@ _BY_SAMPLE = (".csv", ".npy")
 _MOST_BYTES = 1 << 30
 
 
+def _suffix(path: str) -> str:
+    return Path(path).suffix.lower()
+
+
 def names_classes(path: str) -> bool:
     """Whether `check.labels` is a text file that names the model's classes, and says nothing of samples."""
-    return not Path(path).is_dir() and Path(path).suffix not in (*_BY_SAMPLE, ".json")
+    return not Path(path).is_dir() and _suffix(path) not in (*_BY_SAMPLE, ".json")
 
 
 def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
@@ -45,9 +49,9 @@ def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
     Raises:
         InputError: it cannot be read, or lacks a sample.
     """
-    if Path(path).suffix not in _BY_SAMPLE:
+    if _suffix(path) not in _BY_SAMPLE:
         return None
-    rows = _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
+    rows = _csv(path, ids) if _suffix(path) == ".csv" else _rows(path, ids)
     return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 
@@ -67,9 +71,9 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictur
     """
     if Path(path).is_dir():
         return _masks(Path(path), ids, transform, pictures)
-    if Path(path).suffix == ".json":
+    if _suffix(path) == ".json":
         return _coco(path, ids, transform, pictures)
-    return _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
+    return _csv(path, ids) if _suffix(path) == ".csv" else _rows(path, ids)
 
 
 def require_rows(path: str, total: int | None) -> None:
@@ -82,7 +86,7 @@ def require_rows(path: str, total: int | None) -> None:
     Raises:
         InputError: it has more, or fewer.
     """
-    if Path(path).suffix == ".npy" and total is not None and (rows := len(_opened(path))) != total:
+    if _suffix(path) == ".npy" and total is not None and (rows := len(_opened(path))) != total:
         hint = "Give the labels of these samples, -1 where one is unknown."
         raise _fault(path, f"have a row for each of the {total} samples", f"{rows}", hint)
 

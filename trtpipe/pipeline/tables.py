@@ -85,7 +85,7 @@ def observe(
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.calibrate import calibrate as one_pass
     from trtpipe.quantization.corrections.correct import correct
-    from trtpipe.quantization.payoff import placements
+    from trtpipe.quantization.placements import placements
 
     size = job.batch_size(calibration)
     table = one_pass(

@@ -11,6 +11,7 @@ __all__ = [
     "operators",
     "partial",
     "payoff",
+    "placements",
     "policy",
     "precision",
     "quantize",

@@ -68,8 +68,8 @@ def as_given(captured: Captured) -> Captured:
             mark = _positive(site)
             if len(mark.scales) > 1 and mark.axis != site.axis:
                 raise InputError(
-                    f"{module_path(site.consumer) or 'model'}: a weight must have its scales by output channel, axis "
-                    f"{site.axis} of it (got axis {mark.axis}). Quantize it so, or set calibration.recalibrate: true."
+                    f"{module_path(site.consumer) or 'model'}: a weight must have its scales by output channel (got "
+                    "them along another of its axes). Quantize it so, or set calibration.recalibrate: true."
                 )
             scales = torch.tensor(mark.scales, dtype=torch.float32)
             scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()

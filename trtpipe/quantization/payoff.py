@@ -54,8 +54,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import networkx
 import torch
@@ -63,18 +63,17 @@ from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
-from trtpipe.model.sites import MATMULS, WEIGHTED, kept_sites, of_product
+from trtpipe.model.sites import MATMULS, WEIGHTED, of_product
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import SOFTMAX, Keep
-from trtpipe.trt.flavour import TARGET_TITLES, FlavourName
-from trtpipe.values import Captured, Site
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
-    from trtpipe.values import Target
+    from trtpipe.values import Captured, Target
 
 #: Channels, rows and columns that fill a tile of the INT8 tensor cores.
 TILE = 16
@@ -118,27 +117,6 @@ FITTED_TO_MORE = (
 )
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Which operations are in INT8.
-
-    Attributes:
-        title: the target that has them so, as messages name it; "" where there is one placement.
-        wide: names of the operations that could be in INT8 and are not.
-    """
-
-    title: str
-    wide: frozenset[str]
-
-    def of(self, captured: Captured) -> Captured:
-        """The graph with sites of the operations in INT8 alone."""
-        return replace(captured, sites=kept_sites(captured.sites, lambda n: n.name in self.wide))
-
-
-#: All that can be.
-EVERYTHING = Placement("", frozenset())
-
-
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
@@ -152,7 +130,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
     modes = modes_of(precision)
-    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and _placed(job)):
+    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and places(job)):
         return keep
     wide, notes = gains_nothing(captured, job.build.target, modes, keep)
     # What was corrected for another target, P4 alone keeps wide here.
@@ -160,23 +138,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     return replace(keep, wide=wide, notes=(*notes, *((FITTED_TO_MORE.format(more),) if more else ())))
 
 
-def placements(job: Job, captured: Captured) -> tuple[Placement, ...]:
-    """What the rules leave in INT8 for a job on each kind of target, fewest operations first.
-
-    A model is calibrated and corrected once for all targets: P4 is TensorRT-RTX's alone. `precision.keep` and
-    `precision.formats` have no part: the job that `tune` writes has the table of the one it was given.
-    """
-    if is_marked(captured.graph) or not _placed(job):
-        return (EVERYTHING,)
-    wide: dict[frozenset[str], str] = {}
-    for target in get_args(FlavourName):
-        out, _ = gains_nothing(captured, target, Modes(frozenset({"int8"})), Keep())
-        wide.setdefault(frozenset(out), TARGET_TITLES[target])
-    found = [Placement(title, out) for out, title in wide.items()]
-    return tuple(sorted(found, key=lambda p: -len(p.wide))) if len(found) > 1 else (replace(found[0], title=""),)
-
-
-def _placed(job: Job) -> bool:
+def places(job: Job) -> bool:
     """Whether P1 to P6 hold for a job; with implicit quantization TensorRT places by itself."""
     precision = job.precision
     half = precision.fp16_mode or precision.bf16_mode

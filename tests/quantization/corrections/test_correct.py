@@ -27,7 +27,7 @@ from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.guard import Score
 from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
-from trtpipe.quantization.payoff import EVERYTHING, Placement
+from trtpipe.quantization.placements import EVERYTHING, Placement
 from trtpipe.quantization.precision import Keep, ScaleTypes, observe_ranges
 from trtpipe.quantization.quantize import quantize
 from trtpipe.values import Captured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +187,7 @@ def _affine(node: ir.Node) -> _Affine:
         raise _refused(node, f"quantizes to {zeros.dtype.name}")
     axis = node.attributes["axis"].value if "axis" in node.attributes else 1
     return _Affine(
-        tuple(float(s) for s in scales.astype(np.float32).reshape(-1)),
+        tuple(math.nan if np.isnan(s) else float(s) for s in scales.astype(np.float32).reshape(-1)),  # one NaN is one
         tuple(np.unique(zeros).tolist()) if len(np.unique(zeros)) == 1 else tuple(zeros.reshape(-1).tolist()),
         int(axis) if scales.ndim else None,
         zeros.dtype.name,

@@ -114,6 +114,13 @@ def opened(path: Path) -> ir.Model:
         model = ir.load(path)
     if not len(model.graph):
         raise InputError(f"model.onnx: must be an ONNX file (got {path.name}, which has no nodes). Export it again.")
+    opset = model.opset_imports.get("")
+    for function in model.functions.values():
+        if (own := function.opset_imports.get("", opset)) != opset:
+            raise InputError(
+                f"model.onnx: its functions must be of its own opset, {opset} (got {function.name} of {own}). Run "
+                "onnx.inliner.inline_local_functions with convert_version=True."
+            )
     for tensor in external_tensors(model):
         require_inside(path.parent, str(tensor.location))
     for step in (
@@ -255,10 +262,11 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
             readers |= {v: True for v in _read_by(node) if v in computed}
             continue
         known |= set(node.outputs)
+        made = set(node.outputs[:1] if node.op_type == "MaxPool" else node.outputs)  # of places there is no conversion
         if any(v in computed for v in node.inputs):
-            computed |= set(node.outputs)
+            computed |= made
         if node.op_type not in _GIVE_NO_VALUES and any(v in values for v in node.inputs):
-            values |= set(node.outputs)
+            values |= made
     ends = [v for v in graph.outputs if v in known]
     cuts = {v: v.producer() for v in (*readers, *ends) if v in values and v.producer() is not None}
     found = [

@@ -33,7 +33,7 @@ from trtpipe.quantization.corrections.guard import Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import BatchTensors, Partial
-from trtpipe.quantization.payoff import EVERYTHING, Placement
+from trtpipe.quantization.placements import EVERYTHING, Placement
 from trtpipe.quantization.quantize import prepare
 from trtpipe.values import Captured
 
