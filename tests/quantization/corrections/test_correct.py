@@ -158,7 +158,7 @@ def test_what_is_corrected_for_a_placement_is_not_changed_for_a_later_one(tmp_pa
     groups = {s.group for s in fewer.of(captured).sites if s.axis is None}
     assert [both.amax[g] for g in groups] == pytest.approx([alone.amax[g] for g in groups], rel=1e-6)
     details = [s.detail for s in both.corrections.steps if s.name == "rounding"]
-    assert ["all but conv2d, conv2d_1" in d for d in details] == [True, False]
+    assert ["what all but conv2d, conv2d_1 has" in d for d in details] == [True, False]
 
     guard = stage.Guard(captured, [[x] for x in nets.images(64, 3, 8, 8, seed=9).split(8)])
 
@@ -187,8 +187,8 @@ def test_a_step_that_gains_in_one_placement_and_loses_in_another_is_taken_back(
     step = table.corrections.steps[-1]
     assert (step.name, step.kept) == ("equalization", False)
     assert step.after_db > step.before_db + 0.05
-    assert f", as {placements[at].title} has them in INT8; " in step.detail
-    assert step.detail.endswith(f" dB as {placements[1 - at].title} has them")
+    assert f", with what {placements[at].title} has in INT8; " in step.detail
+    assert step.detail.endswith(f" dB with what {placements[1 - at].title} has")
 
 
 def test_of_two_scalings_the_one_that_loses_nowhere_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_of_two_scalings_the_one_that_loses_nowhere_is_taken(tmp_path: Path, mon
     placements = [head, Placement("all", frozenset())]
     _, _, table, _ = made(net, tmp_path, ("equalization",), algorithm="minmax", placements=placements)
     (step,) = table.corrections.steps
-    assert (step.kept, step.detail) == (True, "1 groups of channels, as all has them in INT8")
+    assert (step.kept, step.detail) == (True, "1 groups of channels, with what all has in INT8")
 
 
 def test_clips_are_equalized_below_their_bound(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def correct(
         batch_size: samples per forward pass, where all of them are run.
         progress: is told the steps, and may cancel.
         placements: what will be in INT8, fewest operations first. Nothing is fitted for an operation that none of them
-            has; a step is judged with all others in float, and must not lose in a later placement. The table's
+            has; a step is judged with all others in float, and must not lose in another placement. The table's
             thresholds are of all operations all the same.
 
     Raises:
@@ -313,12 +313,12 @@ class _Corrector:
         score, now = scores[self._at], self._scores[self._at]
         before, after = nine_digits(now.decibels), nine_digits(score.decibels)
         if len(self._placements) > 1:
-            detail += f", as {self._placements[self._at].title} has them in INT8"
+            detail += f", with what {self._placements[self._at].title} has in INT8"
         if kept is (score.decibels < now.decibels) and math.isfinite(gain := score.mean_gain(now)):
             detail += f"; in the mean of the samples {gain:+.1f} dB"
         for placement, other, was in zip(self._placements, scores, self._scores, strict=True):
             if other is not score and was.beats(other):
-                detail += f"; {was.decibels:.1f} to {other.decibels:.1f} dB as {placement.title} has them"
+                detail += f"; {was.decibels:.1f} to {other.decibels:.1f} dB with what {placement.title} has"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
             self._scores = list(scores)
