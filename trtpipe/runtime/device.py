@@ -32,12 +32,12 @@ class Device:
     versions: Mapping[str, str] = field(default_factory=dict)
     compute_capability: str | None = None
     gpu: str = "no GPU"
-    installed: bool = False
     jetson: bool = False
     memory_bytes: int | None = None
     others: tuple[driver.Gpu, ...] = ()
     cuda: str = ""
     built_for: Mapping[str, int] = field(default_factory=dict)
+    installed: bool = False
 
 
 def device_of(target: str) -> Device:
