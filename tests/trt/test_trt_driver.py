@@ -82,7 +82,8 @@ def test_no_library(said, problem, monkeypatch):
         raise OSError(said)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert probe() == Driver(problem=f"libcuda.so.1, the NVIDIA driver's library, {problem}")
+    installed = "No such file" not in said
+    assert probe() == Driver(problem=f"libcuda.so.1, the NVIDIA driver's library, {problem}", installed=installed)
 
 
 @pytest.mark.parametrize("absent", driver._FUNCTIONS)
