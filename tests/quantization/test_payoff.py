@@ -298,7 +298,8 @@ def test_a_table_whose_corrections_were_fitted_to_more_in_int8_is_said(target: s
     assert keep_of(job(BOTH, target), replace(graph, int8={n: own[n] for n in corrected})).notes == ()
     (note,) = keep_of(job(BOTH, target), replace(graph, int8=own)).notes
     assert note == FITTED_TO_MORE.format(1)
-    assert keep_of(job({"int8_mode": True}, target), replace(graph, int8=own)).notes == ()
+    for without_a_part in ({"int8_mode": True}, {"fp8_mode": True, "fp16_mode": True}):
+        assert FITTED_TO_MORE.format(1) not in keep_of(job(without_a_part, target), replace(graph, int8=own)).notes
 
 
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:

@@ -19,9 +19,9 @@ from trtpipe.values import CheckReport, Engine, OnnxModel, WeightBytes, computed
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20
 
-#: The note of a bundle whose engine could not be executed where it was built.
 #: Behind the name of what made a kit and has another version where the kit was finished.
 OF_KIT = " (kit)"
+#: The note of a bundle whose engine could not be executed where it was built.
 NOT_EXECUTED = (
     "No GPU could execute the engine where the kit was finished: the check is the one of the kit's graph. "
     "Run `trtpipe check` on the bundle where its GPU is."

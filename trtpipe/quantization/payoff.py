@@ -134,7 +134,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
         return keep
     wide, notes = gains_nothing(captured, job.build.target, modes, keep)
     # What was corrected for another target, P4 alone keeps wide here.
-    more = sum(wide.get(name, LARGER) != LARGER for name in captured.int8)
+    more = precision.int8_mode * sum(wide.get(name, LARGER) != LARGER for name in captured.int8)
     return replace(keep, wide=wide, notes=(*notes, *((FITTED_TO_MORE.format(more),) if more else ())))
 
 

@@ -21,10 +21,10 @@ class Device:
 
     `os` is `sys.platform`; `machine` like "x86_64" or "aarch64"; `versions` maps target to the version of its runtime
     here, and "torch" to PyTorch's; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the
-    reason, a fault of the machine's where its NVIDIA driver is `installed`; `jetson` is whether this is a JetPack
-    system; memory in bytes, None when it is not known; `others` are the GPUs after the first, which is the one that is
-    used; `cuda` is the driver's, like "12.6", and `built_for` the major of CUDA that a target's runtime here is built
-    for, where that is known.
+    reason, a fault of the machine's where its NVIDIA driver is there (`has_driver`); `jetson` is whether this is a
+    JetPack system; memory in bytes, None when it is not known; `others` are the GPUs after the first, which is the one
+    that is used; `cuda` is the driver's, like "12.6", and `built_for` the major of CUDA that a target's runtime here is
+    built for, where that is known.
     """
 
     os: str
@@ -37,7 +37,7 @@ class Device:
     others: tuple[driver.Gpu, ...] = ()
     cuda: str = ""
     built_for: Mapping[str, int] = field(default_factory=dict)
-    installed: bool = False
+    has_driver: bool = False
 
 
 def device_of(target: str) -> Device:
@@ -63,7 +63,7 @@ def _device(gpus: driver.Driver) -> Device:
         versions=versions,
         compute_capability=first.compute_capability if first else None,
         gpu=first.name if first else gpus.problem,
-        installed=gpus.installed,
+        has_driver=gpus.installed,
         jetson=jetson,
         memory_bytes=_memory(jetson, first),
         others=gpus.devices[1:],

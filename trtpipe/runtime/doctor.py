@@ -280,6 +280,8 @@ def lacking_memory(build: Build, device: Device) -> str:
     try:
         _require_memory(os.environ.get(driver.VISIBLE))
     except MissingError as error:
+        if target == "tensorrt":  # which builds on the GPU
+            return str(error)
         return f"{error} Or let the graph be checked: set {driver.VISIBLE} to nothing."
     return ""
 

@@ -129,7 +129,7 @@ def why_not_here(engine: Engine) -> str:
     """Why an engine that was just built does not run on this machine, which has a GPU or the driver of one; "" where it
     has neither, or the engine is its graph."""
     device = this_device()
-    if engine.target == "onnxruntime" or not (device.compute_capability or device.installed):
+    if engine.target == "onnxruntime" or not (device.compute_capability or device.has_driver):
         return ""
     if device.compute_capability is None:
         return f"no GPU can be used: {device.gpu}"
