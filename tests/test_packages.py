@@ -167,8 +167,11 @@ def test_what_trtpipe_itself_requires_has_its_command(monkeypatch):
     absent = {"pillow", "pillow-simd"}
     monkeypatch.setattr(packages, "_installed", lambda names: installed(n for n in names if n not in absent))
     assert packages.lacking() == ("pillow",)
+    bare = "pillow is here without package metadata (dist-info), by which its release is known"
+    assert {(a.possible, a.reason) for a in doctor.examine().abilities} == {(False, bare)}
+    monkeypatch.setattr(packages, "present", lambda module: False)
     found = doctor.examine()
-    assert {(a.possible, a.reason) for a in found.abilities} == {(False, "pillow not installed")}
+    assert {(a.possible, a.reason) for a in found.abilities} == {(False, "pillow is not installed")}
     assert found.commands == ("pip install 'pillow>=10.0'",)
 
 

@@ -177,9 +177,23 @@ def _asked() -> Mapping[str, SpecifierSet]:
 
 def not_installed(*modules: str) -> str:
     """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
-    *most, last = modules
-    listed = f"{', '.join(most)} and {last} are" if most else f"{last} is"
-    return f"{listed} not installed. Run: {install_command(last)}"
+    return f"{absence(*modules)}. Run: {install_command(modules[-1])}"
+
+
+def absence(*modules: str) -> str:
+    """`torch and onnx are not installed`; of a module that is there all the same, that its metadata is what lacks. By
+    modules or distributions."""
+    bare = [name for name in modules if package(name) is None and any(map(present, _modules_of(name) or (name,)))]
+    absent = [name for name in modules if name not in bare]
+    said = [f"{_listed_as(absent)} not installed"] if absent else []
+    if bare:
+        said.append(f"{_listed_as(bare)} here without package metadata (dist-info), by which its release is known")
+    return ", and ".join(said)
+
+
+def _listed_as(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last} are" if most else f"{last} is"
 
 
 def broken(module: str, reason: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from jobs import GOOD
 
+from trtpipe import packages
 from trtpipe.errors import MissingError
 from trtpipe.model import torch_versions
 from trtpipe.model.torch_versions import misfit, needs_torchao, release, unsupported
@@ -69,6 +70,7 @@ def versions(monkeypatch):
         return told.get(name) or real(name)
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(packages, "present", lambda name: told.get(name, "") is not None)
     return told
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from calib.user_code import import_callable
+from trtpipe import packages
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing, on_path
@@ -227,8 +228,13 @@ def test_a_tensorrt_that_is_installed_and_cannot_be_imported(folder, monkeypatch
     assert main(["build", str(path)]) == 3
 
 
-def test_packages_that_are_not_installed(folder, monkeypatch):
-    real = metadata.version
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [(False, "not installed"), (True, "here without package metadata (dist-info), by which its release is known")],
+)
+def test_packages_that_are_not_installed(folder, monkeypatch, files, what):
+    real, present = metadata.version, packages.present
+    monkeypatch.setattr(packages, "present", lambda name: files and present(name))
 
     def version(name):
         absent = ("torchao", "onnxscript", "jinja2", "numba", "networkx", "pycocotools")
@@ -238,13 +244,13 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     assert messages(write(folder)) == [
-        "model: onnxscript, numba, networkx and jinja2 are not installed. Run: pip install 'trtpipe[build]'",
-        "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
-        "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
+        f"model: onnxscript, numba, networkx and jinja2 are {what}. Run: pip install 'trtpipe[build]'",
+        f"precision.int8_mode: torchao is {what}. Run: pip install 'trtpipe[build]'",
+        f"build.target: tensorrt_rtx is {what}. Run: pip install 'trtpipe[rtx]'",
     ]
     assert messages(folder / "job.yaml", here=False) == []
     judged = write(folder, ("check:", "check:\n  metrics: {map: coco_map}"))
-    assert messages(judged)[3:] == ["check.metrics: pycocotools is not installed. Run: pip install 'trtpipe[coco]'"]
+    assert messages(judged)[3:] == [f"check.metrics: pycocotools is {what}. Run: pip install 'trtpipe[coco]'"]
     write(folder)
     assert main(["validate", str(folder / "job.yaml")]) == 3
     assert main(["build", str(folder / "job.yaml")]) == 3

@@ -59,7 +59,7 @@ def why(found, what):
 def test_what_a_build_needs_beside_pytorch_is_missed(machine, name):
     """Before hours of it are done: the report and the counting come last."""
     found = machine(packages={**ALL, name: None})
-    assert why(found, "capture, calibrate and export") == f"{name} not installed"
+    assert why(found, "capture, calibrate and export") == f"{name} is not installed"
     assert not can(found)["capture, calibrate and export a model"]
     assert "pip install 'trtpipe[build]'" in found.commands
 
@@ -247,7 +247,7 @@ def test_tensorrt_rtx_on_an_arm_machine(machine, monkeypatch, cuda, command):
     monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
     spark = Driver(cuda, (Gpu(0, "NVIDIA GB10", "12.1", 119 << 30),))
     found = machine(spark, {"tensorrt": TEN}, processor="aarch64", jetson=False)
-    assert why(found, "build an engine (target tensorrt_rtx)") == "tensorrt-rtx is not installed"
+    assert why(found, "build an engine (target tensorrt_rtx)") == "tensorrt_rtx is not installed"
     assert [c for c in found.commands if "tensorrt-rtx-cu" in c] == ([command] if command else [])
 
 

@@ -25,6 +25,7 @@ from trtpipe.packages import (
     BUILDING,
     CAPTURE,
     TORCH_TENSORRT,
+    absence,
     broken,
     core_modules,
     cuda_major,
@@ -149,7 +150,7 @@ def _with_core(failed: Mapping[str, str], *abilities: Ability) -> tuple[Ability,
     """The abilities, none of which is one without what trtpipe itself requires."""
     if not (absent := lacking()):
         return tuple(_importable(a, core_modules(), failed) for a in abilities)
-    why, command = f"{', '.join(absent)} not installed", install_command(absent[0])
+    why, command = absence(*absent), install_command(absent[0])
     return tuple(Ability(a.what, False, why, command) for a in abilities)
 
 
@@ -173,7 +174,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
     missing += [n for n in BUILDING if version(n) is None]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
     wrong = wrong or next(filter(None, map(unfit, CAPTURE)), None)
-    reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
+    reason = absence(*missing) if missing else wrong or f"torch {torch}"
     why, _, command = reason.partition(" Run: ")
     return _ability(
         "capture, calibrate and export a model", not missing and not wrong, why, command or install_command("torch")
@@ -182,7 +183,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     release = packages["onnxruntime"]
-    reason = f"onnxruntime {release}, on the CPU" if release else "onnxruntime is not installed"
+    reason = f"onnxruntime {release}, on the CPU" if release else absence("onnxruntime")
     return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
@@ -190,7 +191,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
     install = tensorrt_command("tensorrt_rtx", gpu.cuda, jetson=jetson)
     if "tensorrt_rtx" not in tensorrts:
-        reason = "there is no TensorRT-RTX for Jetsons" if jetson else "tensorrt-rtx is not installed"
+        reason = "there is no TensorRT-RTX for Jetsons" if jetson else absence("tensorrt_rtx")
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
@@ -221,7 +222,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
     here = gpu.devices[0]
     install = tensorrt_command("tensorrt", gpu.cuda, here.compute_capability, jetson=jetson)
     if "tensorrt" not in tensorrts:
-        return (Ability(both, False, "TensorRT is not installed", install),)
+        return (Ability(both, False, absence("tensorrt"), install),)
     distribution, release = tensorrts["tensorrt"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
         return (Ability(both, False, f"TensorRT {release} is older than 8.6", install),)
@@ -318,7 +319,7 @@ def _routes(
         needed = REQUIREMENTS["torch2trt"].releases["tensorrt"].said
         return first, Ability(what, False, f"it must have TensorRT {needed}, and none is installed")
     if torch2trt is None:
-        return first, Ability(what, False, "torch2trt is not installed", install_command("torch2trt"))
+        return first, Ability(what, False, absence("torch2trt"), install_command("torch2trt"))
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
@@ -332,7 +333,7 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
             return Ability(what, False, f"{reason}{TORCH_TENSORRT} (got {torch})")
         if "tensorrt" in tensorrts and (why := unfit_release("torch_tensorrt", "tensorrt", tensorrts["tensorrt"][1])):
             return Ability(what, False, why)  # to install it would replace the TensorRT that is here
-        return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
+        return Ability(what, False, absence("torch_tensorrt"), install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
     here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
