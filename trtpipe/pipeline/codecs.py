@@ -27,7 +27,7 @@ Stored = tuple[JsonObject, Mapping[str, bytes]]
 #: The model's outputs by name at each of `model.corners`.
 CornerOutputs = tuple[Mapping[str, Array], ...]
 
-_OUTPUTS = "outputs.safetensors"
+_TENSORS = "outputs.safetensors"
 _HISTOGRAMS = "calibration.histograms.safetensors"
 _SPECS = TypeAdapter(tuple[TensorSpec, ...])
 _LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
@@ -42,6 +42,16 @@ class Codec(Generic[T]):
 
     dump: Callable[[T], Stored]
     load: Callable[[Entry], T]
+
+
+def _dump_tensors(tensors: Mapping[str, Array]) -> Stored:
+    """The facts and the file of arrays by name; their order is a fact, since the file has one of its own."""
+    return {"order": list(tensors)}, {_TENSORS: save_tensors({n: np.ascontiguousarray(a) for n, a in tensors.items()})}
+
+
+def _load_tensors(entry: Entry) -> dict[str, Array]:
+    tensors = load_tensors(entry.read(_TENSORS))
+    return {name: tensors[name] for name in entry.facts["order"]}
 
 
 def _dump_specs(specs: tuple[TensorSpec, ...]) -> Stored:
@@ -62,10 +72,12 @@ class Recorded:
 
 def _dump_recorded(recorded: Recorded) -> Stored:
     baseline = recorded.baseline
-    tensors = {f"output:{n}": np.ascontiguousarray(a) for n, a in baseline.outputs.items()}
+    tensors = {f"output:{n}": a for n, a in baseline.outputs.items()}
     if baseline.labels is not None:
         tensors["labels"] = baseline.labels
+    order, files = _dump_tensors(tensors)
     facts = {
+        **order,
         "kind": baseline.kind,
         "ids": list(baseline.ids),
         "eager_max_abs": baseline.eager_max_abs,
@@ -73,11 +85,11 @@ def _dump_recorded(recorded: Recorded) -> Stored:
         "mixed": list(baseline.mixed),
         "classes": None if recorded.classes is None else list(recorded.classes),
     }
-    return facts, {_OUTPUTS: save_tensors(tensors)}
+    return facts, files
 
 
 def _load_recorded(entry: Entry) -> Recorded:
-    tensors, facts = load_tensors(entry.read(_OUTPUTS)), entry.facts
+    tensors, facts = _load_tensors(entry), entry.facts
     outputs = {n.removeprefix("output:"): a for n, a in tensors.items() if n.startswith("output:")}
     baseline = Baseline(
         facts["kind"],
@@ -100,13 +112,13 @@ def _load_figures(entry: Entry) -> npt.NDArray[np.float64]:
 
 
 def _dump_corners(corners: CornerOutputs) -> Stored:
-    tensors = {f"{k}:{n}": np.ascontiguousarray(a) for k, outputs in enumerate(corners) for n, a in outputs.items()}
-    return {"corners": len(corners)}, {_OUTPUTS: save_tensors(tensors)}
+    order, files = _dump_tensors({f"{k}:{n}": a for k, outputs in enumerate(corners) for n, a in outputs.items()})
+    return {"corners": len(corners), **order}, files
 
 
 def _load_corners(entry: Entry) -> CornerOutputs:
     corners: list[dict[str, Array]] = [{} for _ in range(entry.facts["corners"])]
-    for name, array in load_tensors(entry.read(_OUTPUTS)).items():
+    for name, array in _load_tensors(entry).items():
         at, _, output = name.partition(":")
         corners[int(at)][output] = array
     return tuple(corners)

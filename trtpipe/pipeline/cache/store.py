@@ -134,7 +134,7 @@ class Cache:
         """Keep a result. Where another process was first, its entry stays."""
         entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
-        content = {**files, ENTRY: json.dumps(head, sort_keys=True, indent=1).encode()}
+        content = {**files, ENTRY: json.dumps(head, indent=1).encode()}
         path = self._path(kind, key)
         if self._force:
             self.discard(kind, key)
