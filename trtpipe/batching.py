@@ -28,6 +28,18 @@ def unranked(output: TensorSpec) -> bool:
     return output.batch_axis is None or not output.classes
 
 
+def of_batches(mixed: Sequence[str], inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """A note on outputs, `mixed`, of which a sample's row is another one in another batch."""
+    if not mixed:
+        return ()
+    low, high = (inputs[0].at(which)[0] for which in ("min", "max"))
+    filled = f", and fewer are filled up with copies of the last one to {low}" if low > 1 else ""
+    return (
+        f"output {', '.join(mixed)} of a sample depends on the others in its batch: run together what belongs "
+        f"together, {high} samples at most (trtpipe run: --batch-size). More are split{filled}, which gives other values",
+    )
+
+
 def by_profile(inputs: Sequence[TensorSpec], profiles: Profiles) -> tuple[tuple[TensorSpec, ...], ...]:
     """The inputs with the ranges that they have in each profile."""
     return tuple(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
-from trtpipe.values import MANIFEST, MOST_NAME, PLAIN_NAME
+from trtpipe.values import GOLDEN, MANIFEST, MOST_NAME, PLAIN_NAME
 
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
@@ -121,6 +121,7 @@ def require_writable_file(path: Path) -> None:
     """Probe that a file can be written at `path`; leaves nothing behind.
 
     Raises:
+        InputError: it would be in a bundle.
         OSError: it cannot, as writing it would say.
     """
     if path.is_dir():
@@ -161,6 +162,7 @@ def require_writable_folder(path: Path) -> None:
     """Probe that a folder can be made at `path`, or that files can be written in the existing one.
 
     Raises:
+        InputError: they would be in a bundle.
         OSError: they cannot, as writing them would say.
     """
     _require_writable(path, path)
@@ -170,6 +172,7 @@ def require_replaceable_folder(path: Path) -> None:
     """Probe that a folder made beside `path` can be moved there, over one that is there; it is not written into.
 
     Raises:
+        InputError: it would be in a bundle.
         OSError: it cannot, as writing it would say.
     """
     _require_writable(path, path.parent)
@@ -190,6 +193,8 @@ def _probe(path: Path, folder: Path) -> None:
     while not os.path.lexists(place):
         absent.append(place.name)
         place = place.parent
+    if (place / MANIFEST).is_file() and (place / GOLDEN).is_file():  # a file more makes it invalid
+        raise InputError(f"{path}: must not be in the bundle {place}. Choose another place.")
     if not place.is_dir():
         os.listdir(place)  # says what stands in the way: a file, a link to nothing, a circle of links
     longest = os.pathconf(place, "PC_NAME_MAX")

@@ -21,8 +21,9 @@ from trtpipe import atomic
 from trtpipe.atomic import clean_leftovers
 from trtpipe.bundle import format as bundle_module
 from trtpipe.bundle import golden
-from trtpipe.bundle.format import Bundle, Trust, read_bundle, write_bundle
+from trtpipe.bundle.format import Bundle, Trust, read_bundle, require_place, write_bundle
 from trtpipe.errors import InputError
+from trtpipe.outputs import require_replaceable_folder, require_writable_file, require_writable_folder
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -159,12 +160,44 @@ def test_what_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "d" / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("manifest", [None, b"{}", b"[]", b"{", b'{"files": 1}', b'{"files": [[]]}'])
+@pytest.mark.parametrize("name", ["release.key", ".notes", "table.json", "photos"])
+def test_files_of_others_in_a_bundle_are_not_deleted(tmp_path: Path, manifest: bytes | None, name: str) -> None:
+    """Nor where its manifest is damaged, or another program's."""
+    shipping.bundle(tmp_path / "b")
+    if manifest is not None:
+        (tmp_path / "b" / "manifest.json").write_bytes(manifest)
+    before = {p.name for p in (tmp_path / "b").iterdir()}
+    if name == "photos":
+        (tmp_path / "b" / name).mkdir()
+    else:
+        (tmp_path / "b" / name).write_text("mine")
+    for attempt in (shipping.bundle, require_place):
+        with pytest.raises(InputError) as caught:
+            attempt(tmp_path / "b")
+        assert str(caught.value) == (
+            f"{tmp_path}/b: must hold only the bundle's files to be replaced (got {name!r} too, which would be "
+            "deleted). Move it away, or choose another place."
+        )
+    assert {p.name for p in (tmp_path / "b").iterdir()} == before | {name}
+    (tmp_path / "b" / name).rename(tmp_path / name)
+    assert shipping.bundle(tmp_path / "b").manifest.name == "colour"
+
+
 def test_nothing_is_written_into_a_bundle(tmp_path: Path) -> None:
     """A file more makes it invalid."""
     shipping.bundle(tmp_path / "b")
+    said = "must not be in the bundle {}/b. Choose another place."
     with pytest.raises(InputError) as caught:
         shipping.bundle(tmp_path / "b" / "in")
-    assert str(caught.value) == f"{tmp_path}/b/in: must not be in the bundle {tmp_path}/b. Choose another place."
+    assert str(caught.value) == f"{tmp_path}/b/in: {said.format(tmp_path)}"
+    for probe in (require_writable_file, require_writable_folder, require_replaceable_folder):
+        with pytest.raises(InputError) as caught:
+            probe(tmp_path / "b" / "in")
+        assert str(caught.value) == f"{tmp_path}/b/in: {said.format(tmp_path)}"
+    with pytest.raises(InputError) as caught:
+        require_writable_folder(tmp_path / "b")
+    assert str(caught.value) == f"{tmp_path}/b: {said.format(tmp_path)}"
     assert read_bundle(tmp_path / "b").manifest.name == "colour"
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "manifest.json").write_text("{}")  # of something else

@@ -180,6 +180,11 @@ def test_malformed(data: bytes, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_outputs_that_depend_on_their_batch_are_outputs() -> None:
+    with pytest.raises(ValidationError, match=r"mixed: must name outputs \(got other\)"):
+        Manifest.model_validate({**shipping.manifest().model_dump(), "mixed": ("logits", "other")})
+
+
 def test_two_bindings_of_one_name() -> None:
     with pytest.raises(ValidationError, match="inputs: two bindings have one name"):
         Manifest.model_validate({**shipping.manifest().model_dump(), "inputs": (shipping.INPUT, shipping.INPUT)})

@@ -127,6 +127,18 @@ def test_a_batch_triton_cannot_choose(tmp_path: Path, schema: Any, batch: Any) -
     assert model.notes == ("Triton does no batching: the batch is fixed, begins above 1 or differs between bindings.",)
 
 
+def test_requests_of_samples_that_change_each_other_are_not_joined(tmp_path: Path, schema: Any) -> None:
+    bundle = with_engine(tmp_path, "tensorrt", (shipping.INPUT,), (shipping.OUTPUT,))
+    mixed = dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"mixed": ("logits",)}))
+    model = triton_model(mixed)
+    config = parsed(schema, model.config)
+    assert config.max_batch_size == 8
+    assert not config.HasField("dynamic_batching")
+    assert model.notes == (
+        "Triton is told not to join requests to batches: output logits of a sample depends on the others in its batch.",
+    )
+
+
 def test_every_binding_dtype_has_a_type(schema: Any) -> None:
     from trtpipe.bundle.triton import _TYPES
     from trtpipe.values import BINDING_DTYPES

@@ -57,7 +57,7 @@ def test_where_no_engine_runs_the_graph_is_checked_and_the_report_says_why(gpu, 
 def test_golden_inputs_give_golden_outputs(quickstart):
     import trtpipe
     from trtpipe.bundle import golden
-    from trtpipe.bundle.manifest import GOLDEN
+    from trtpipe.values import GOLDEN
 
     bundle = quickstart.bundle
     manifest = bundle.manifest

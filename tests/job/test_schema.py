@@ -89,3 +89,41 @@ def test_the_page_shows_every_default_that_a_section_sets() -> None:
                 for inner, set_to in value.items():
                     if set_to != own[inner].get("default", set_to):
                         assert f"`{inner}: {set_to}`" in page, (name, key)
+
+
+def test_every_whole_number_has_a_largest_value(tmp_path):
+    """What takes 64 or 32 bits in the end is refused by name before anything is done. The ranges of a profile are
+    within those of the inputs, which have one."""
+
+    def unbounded(schema, path=()):
+        if isinstance(schema, dict):
+            if schema.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "enum", "const"} & set(schema):
+                yield path
+            for key, value in schema.items():
+                yield from unbounded(value, (*path, key))
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from unbounded(value, path)
+
+    found = {".".join(p) for p in unbounded(job_schema())}
+    assert found == {f"$defs.DimRange.properties.{extent}" for extent in ("min", "opt", "max")}
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("build.workspace", 2**63 - 1),
+        ("build.memory_pools={tactic_dram", 2**63 - 1),
+        ("build.max_num_tactics", 2**31 - 1),
+        ("build.max_aux_streams", 2**31 - 1),
+        ("calibration.batch_size", 2**31 - 1),
+        ("check.samples", 2**31 - 1),
+        ("check.workers", 1024),
+    ],
+)
+def test_a_number_that_nothing_can_take_is_refused_by_its_key(key, most, capsys):
+    pool = "{" in key
+    value = f"{key}: {most + 1}}}" if pool else f"{key}={most + 1}"
+    assert main(["validate", "--job-only", str(ROOT / "configs" / "quickstart.yaml"), "--set", value]) == 2
+    named = "build.memory_pools.tactic_dram" if pool else key
+    assert f"{named}: must be at most {most} (got {most + 1})" in capsys.readouterr().err

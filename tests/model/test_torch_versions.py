@@ -52,7 +52,7 @@ def test_what_was_run_is_all_inside_the_range_and_its_torchao_fits():
 @pytest.mark.parametrize(
     ("torch_version", "torchao", "command"),
     [("2.6.0", "0.9.0", None), ("2.8.0", "0.17.0", None), ("2.8.0", "0.18.0", "0.17.*"), ("2.11.0", "0.13.0", "0.18.*"),
-     ("2.14.1", "0.17.0", "0.18.*"), ("2.15.0", "0.19.0", None)],
+     ("2.14.1", "0.17.0", "0.18.*"), ("2.14.1", "0.25.0", "0.18.*"), ("2.15.0", "0.19.0", "0.18.*")],
 )  # fmt: skip
 def test_torchao_that_does_not_fit(torch_version, torchao, command):
     message = f"torchao must be one for torch {torch_version} (got {torchao}). Run: pip install 'torchao=={command}'"

@@ -156,15 +156,25 @@ def test_samples_that_depend_on_their_batch_are_run_in_the_checks_batches(
     golden = made.bundle.golden()
     assert golden.batch == size
     assert golden.samples == min(SAMPLES, -(-8 // size) * size)
+    note = (
+        "output y of a sample depends on the others in its batch: run together what belongs together, 16 samples at "
+        "most (trtpipe run: --batch-size). More are split, and fewer are filled up with copies of the last one to 2, "
+        "which gives other values"
+    )
     with load(tmp_path / "out" / "shapes") as model:
-        assert model.notes == ()
+        assert model.notes == (note,)
         assert recheck(model).passed
+    assert main(["run", str(made.bundle.path), str(tmp_path / "x.npy"), "--raw"]) == 0
+    assert f"note: {note}" in capsys.readouterr().err
     rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
     assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
     assert main(["export", str(tmp_path / "out" / "shapes"), str(tmp_path / "models"), "--to", "triton"]) == 0
     assert "optimizations" not in capsys.readouterr().err
+    assert "dynamic_batching" not in (tmp_path / "models" / "shapes" / "config.pbtxt").read_text()
     kit = write_kit(load_job(path, (f"check.batch_size={size}",)), tmp_path / "kits", Silent())
-    assert finish_kit(kit.bundle.path, tmp_path / "finished", Silent()).report.passed
+    finished = finish_kit(kit.bundle.path, tmp_path / "finished", Silent())
+    assert finished.report.passed
+    assert finished.bundle.manifest.mixed == made.bundle.manifest.mixed == ("y",)
 
 
 @pytest.mark.parametrize("head", ["rows", "batch last", "scalar", "two lists"])

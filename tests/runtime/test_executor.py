@@ -21,14 +21,14 @@ from onnx import TensorProto, helper, numpy_helper
 import trtpipe
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle
-from trtpipe.bundle.manifest import GOLDEN, GRAPH
+from trtpipe.bundle.manifest import GRAPH
 from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, InputError
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.session import open_model
-from trtpipe.values import CheckReport, Control, DimRange, Metric, TensorSpec
+from trtpipe.values import GOLDEN, CheckReport, Control, DimRange, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, write_bundle
-from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, Manifest, describe_engine
+from trtpipe.bundle.manifest import CALIBRATION, GRAPH, Manifest, describe_engine
 from trtpipe.job.sections import Build, Limits, Normalize, Transform
-from trtpipe.values import CheckReport, Control, DimRange, Engine, LayerPrecision, Metric, TensorSpec
+from trtpipe.values import GOLDEN, CheckReport, Control, DimRange, Engine, LayerPrecision, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}
 INPUT = TensorSpec("image", "float32", ("N", 3, 8, 8), BATCH)

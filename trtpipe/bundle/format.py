@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calib.strictjson import loads
 from trtpipe.atomic import clean_leftovers, move_into_place, sibling, standing, sync_directory, write_file
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.manifest import (
     AGAIN,
     ENGINE,
-    GOLDEN,
     HYBRID,
     MAX_MANIFEST_BYTES,
+    PARTS,
     SIGNATURE,
     FileEntry,
     Manifest,
@@ -33,7 +34,7 @@ from trtpipe.bundle.manifest import (
 from trtpipe.errors import InputError
 from trtpipe.outputs import is_plain, naming, require_replaceable_folder
 from trtpipe.trt.plan import read_header
-from trtpipe.values import MANIFEST
+from trtpipe.values import GOLDEN, MANIFEST
 
 #: Bytes of an Ed25519 signature.
 SIGNATURE_BYTES = 64
@@ -177,7 +178,7 @@ def place(
 
 def _placed(destination: Path, content: Mapping[str, bytes], where: Path, trust: Trust | None) -> Bundle:
     destination.parent.mkdir(parents=True, exist_ok=True)
-    _refuse_other(destination)
+    require_place(destination)
     clean_leftovers(destination)
     with sibling(destination) as temporary:
         for name, payload in content.items():
@@ -223,7 +224,7 @@ def require_place(destination: Path) -> None:
     """Refuse, before anything is computed, a place where `write_bundle` could not write.
 
     Raises:
-        InputError: something is there that is no bundle, or the place is in one.
+        InputError: something is there that is no bundle, or a bundle with files of others; or the place is in a bundle.
         OSError: nothing can be written there.
     """
     require_replaceable_folder(destination)
@@ -231,10 +232,7 @@ def require_place(destination: Path) -> None:
 
 
 def _refuse_other(destination: Path) -> None:
-    """Refuse to replace anything that is not a bundle, and to make a bundle invalid by a file more in it."""
-    around = destination.parent
-    if (around / MANIFEST).is_file() and (around / GOLDEN).is_file():
-        raise InputError(f"{destination}: must not be in the bundle {around}. Choose another place.")
+    """Refuse to replace anything that is not a bundle, or a bundle with files of others in it."""
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or not destination.is_dir():
@@ -243,6 +241,20 @@ def _refuse_other(destination: Path) -> None:
         raise InputError(
             f"{destination}: must be a bundle or absent (got a directory without {MANIFEST}). Choose another place."
         )
+    if others := sorted({entry.name for entry in destination.iterdir()} - _parts(destination)):
+        raise InputError(
+            f"{destination}: must hold only the bundle's files to be replaced (got {others[0]!r} too, which would be "
+            "deleted). Move it away, or choose another place."
+        )
+
+
+def _parts(bundle: Path) -> frozenset[str]:
+    """Names that may be in a bundle's folder: what its manifest lists; any part's, where that cannot be read."""
+    try:
+        manifest = loads((bundle / MANIFEST).read_bytes().decode())
+        return frozenset({*manifest["files"], MANIFEST, SIGNATURE}) if isinstance(manifest, dict) else PARTS
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return PARTS
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import Golden
-from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, TIMING_CACHE, Manifest, describe_engine
+from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GRAPH, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.errors import InputError, shell
-from trtpipe.values import CheckReport, Engine, OnnxModel, WeightBytes, computed_in
+from trtpipe.values import GOLDEN, CheckReport, Engine, OnnxModel, WeightBytes, computed_in
 
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20

@@ -26,6 +26,7 @@ from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
     EXTENTS,
+    GOLDEN,
     MANIFEST,
     MOST_EXTENT,
     MOST_NAME,
@@ -54,12 +55,13 @@ GRAPH: Literal["model.onnx"] = "model.onnx"
 HYBRID: Literal["model.hybrid"] = "model.hybrid"
 #: What an engine is written as.
 EngineFile = Literal["model.engine", "model.hybrid", "model.onnx"]
-GOLDEN = "golden.safetensors"
 CALIBRATION = "calibration.json"
 #: The key of the digest of all others.
 _DIGEST = "digest"
 REPORT = "report.html"
 TIMING_CACHE = "timing.cache"
+#: What a bundle may be made of, beside a table's corrections and plugins; a manifest that can be read says which.
+PARTS = frozenset((MANIFEST, SIGNATURE, ENGINE, GRAPH, HYBRID, GOLDEN, CALIBRATION, REPORT, TIMING_CACHE))
 
 #: Builder options that change nothing in the engine: paths of the machine that built, and how much was shown.
 UNRECORDED = ("timing_cache", "calibration_cache", "log_level")
@@ -146,6 +148,7 @@ class Manifest(ManifestPart):
     calibration_digest: str | None = Field(default=None, pattern=SHA256)
     weights_digest: str | None = Field(default=None, pattern=SHA256)
     baseline: str = Field(default="TorchScript", description="what computed the outputs that the check compares with")
+    mixed: tuple[str, ...] = Field(default=(), description="outputs of a sample that depend on the others in its batch")
     check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
     limits: Limits = Limits()
     require: Executed = Field(default="graph", description="engine: the check fails where only the graph was executed")
@@ -178,6 +181,8 @@ class Manifest(ManifestPart):
             raise ValueError("files: two names differ only in case")
         for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             _check_specs(side, specs)
+        if odd := set(self.mixed) - {s.name for s in self.outputs}:
+            raise ValueError(f"mixed: must name outputs (got {min(odd)})")
         for number, profile in enumerate(self.build.profiles):
             _check_ranges(f"build.profiles[{number}]", profile)
         return self

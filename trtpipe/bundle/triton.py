@@ -104,6 +104,11 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
         notes += (
             f"{_LABELS} has a name a line: line breaks in names are spaces there ({', '.join(map(repr, broken))}).",
         )
+    if batch and manifest.mixed:
+        notes += (
+            f"Triton is told not to join requests to batches: output {manifest.mixed[0]} of a sample depends on the "
+            "others in its batch.",
+        )
     if manifest.build.plugins:
         libraries = ";".join(manifest.build.plugins)
         notes += (f"Start Triton with the bundle's libraries: --backend-config=tensorrt,plugins={libraries}",)
@@ -179,7 +184,7 @@ def _config(manifest: Manifest, *, graph: bool, batch: tuple[int, int] | None, l
     for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
         for spec in specs:
             lines += _tensor(side, spec, batched=batch is not None, labels=spec.name == labelled and side == "output")
-    if batch and batch[1] > 1:
+    if batch and batch[1] > 1 and not manifest.mixed:
         lines += ["dynamic_batching {", f"  preferred_batch_size: [ {batch[0]} ]", "}"]
     kind = "KIND_CPU" if graph else "KIND_GPU"
     lines += ["instance_group [", "  {", "    count: 1", f"    kind: {kind}", "  }", "]"]

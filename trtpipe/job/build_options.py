@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from trtpipe.values import DimRange
+from trtpipe.values import MOST_EXTENT, DimRange
 
 MemoryPool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
 TacticSource = Literal["cublas", "cublas_lt", "cudnn", "edge_mask_convolutions", "jit_convolutions"]
@@ -25,8 +25,9 @@ TENSOR_FORMATS: Mapping[str, tuple[TensorFormat, ...]] = {
     "uint8": ("linear", "hwc"),
 }
 DeviceType = Literal["gpu", "dla"]
-Bytes = Annotated[int, Field(ge=1, description="bytes")]
-
+#: TensorRT's bindings take 64 bits of memory and 32 of everything else.
+Bytes = Annotated[int, Field(ge=1, le=2**63 - 1, description="bytes")]
+Number = Annotated[int, Field(ge=1, le=MOST_EXTENT)]
 
 PlatformName = Literal[
     "jetson_nano", "jetson_tx2", "jetson_xavier_nx", "jetson_agx_xavier", "jetson_orin_nano", "jetson_orin_nx",
@@ -97,9 +98,9 @@ class BuildOptions(BaseModel):
         default=None, description="how long TensorRT searches for tilings"
     )
     l2_limit_for_tiling: Bytes | None = Field(default=None, description="L2 cache a tiled kernel may use, bytes")
-    max_num_tactics: int | None = Field(default=None, ge=1, description="tactics tried a layer")
-    avg_timing_iterations: int | None = Field(default=None, ge=1, description="runs a tactic's time is averaged over")
-    max_aux_streams: int | None = Field(default=None, ge=0, description="streams beside the main one")
+    max_num_tactics: Number | None = Field(default=None, description="tactics tried a layer")
+    avg_timing_iterations: Number | None = Field(default=None, description="runs a tactic's time is averaged over")
+    max_aux_streams: int | None = Field(default=None, ge=0, le=MOST_EXTENT, description="streams beside the main one")
     tactic_sources: tuple[TacticSource, ...] | None = Field(default=None, description="exactly these are used")
     timing_cache: str | None = Field(
         default=None, description="folder of timing caches, one for each TensorRT, GPU and driver"

@@ -124,7 +124,8 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
     limits = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
     for name, words_ in limits.items():
         if name in context:
-            return violation(f"be {words_} {context[name]:.12g}", shown(value))
+            bound = context[name]
+            return violation(f"be {words_} {bound if isinstance(bound, int) else f'{bound:.12g}'}", shown(value))
     if kind == "bool_type" and isinstance(value, str):
         return violation("be true or false", shown(value), _boolean_hint(value))
     kinds = {

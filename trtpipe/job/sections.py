@@ -12,7 +12,7 @@ from calib.algorithms import PERCENTILE, Algorithm
 from calib.samples import Interpolation, OnBadSample
 from calib.types import JsonObject
 from trtpipe.errors import either
-from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.build_options import BuildOptions, Number
 from trtpipe.values import (
     EXTENTS,
     MOST_EXTENT,
@@ -52,7 +52,7 @@ def _range(value: object) -> object:
 def _size(value: object) -> int | tuple[int, int]:
     """A positive integer, or height and width."""
     sizes = (value,) if isinstance(value, int) else value
-    if isinstance(sizes, tuple) and all(type(s) is int and s >= 1 for s in sizes):
+    if isinstance(sizes, tuple) and all(type(s) is int and 1 <= s <= MOST_EXTENT for s in sizes):
         if isinstance(value, int):
             return value
         if len(sizes) == 2:
@@ -68,14 +68,15 @@ def _dimension(value: object) -> int | str:
     raise PydanticCustomError("must", "be a positive integer or the name of a dynamic dimension")
 
 
+_EXTENT: JsonObject = {"type": "integer", "minimum": 1, "maximum": MOST_EXTENT}
 Size = Annotated[
     int | tuple[int, int],
     BeforeValidator(_size),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2, "maxItems": 2},
+                _EXTENT,
+                {"type": "array", "items": _EXTENT, "minItems": 2, "maxItems": 2},
             ]
         }
     ),
@@ -83,7 +84,7 @@ Size = Annotated[
 Dimension = Annotated[
     int | str,
     BeforeValidator(_dimension),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+    WithJsonSchema({"anyOf": [_EXTENT, {"type": "string"}]}),
 ]
 
 
@@ -129,10 +130,10 @@ class Data(Section):
     arrays: str | None = Field(default=None, description="a .npy, .npz or .safetensors file, named like the inputs")
     factory: str | None = Field(default=None, description="package.module:callable returning an iterable of samples")
     transform: Transform | None = Field(default=None, description="what is done to each image")
-    samples: int | None = Field(default=None, ge=1, description="how many; all when absent")
-    batch_size: int = Field(default=32, ge=1, description="samples run at a time")
-    seed: int = Field(default=0, description="which samples are drawn, when not all are")
-    workers: int = Field(default=0, ge=0, description="processes that read and transform images")
+    samples: Number | None = Field(default=None, description="how many; all when absent")
+    batch_size: Number = Field(default=32, description="samples run at a time")
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63, description="which samples are drawn, when not all are")
+    workers: int = Field(default=0, ge=0, le=1024, description="processes that read and transform images")
     on_bad_sample: OnBadSample = Field(
         default="error", description="skip counts, names and reports what could not be read"
     )

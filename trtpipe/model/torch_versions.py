@@ -46,15 +46,13 @@ def needs_torchao(version: str) -> bool:
 
 
 def misfit(version: str, torchao: str) -> str | None:
-    """Why these releases of PyTorch and torchao cannot be used together, and what to do; None where nothing is known.
-
-    A torchao newer than the table's is believed with the newest PyTorch, as neither says what it needs.
+    """Why these releases of PyTorch and torchao cannot be used together, and what to do; None where they can, or need
+    not, as PyTorch has its own.
     """
     if not needs_torchao(version):
         return None
-    since, first, last = [row for row in TORCHAO if row[0] <= release(version)][-1]
-    here, newest = release(torchao), since == TORCHAO[-1][0]
-    if here >= first and (newest or here <= last):
+    first, last = [row[1:] for row in TORCHAO if row[0] <= release(version)][-1]
+    if first <= release(torchao) <= last:
         return None
     fitting = pip_install(f"torchao=={last[0]}.{last[1]}.*")
     return f"torchao must be one for torch {version} (got {torchao}). Run: {fitting}"

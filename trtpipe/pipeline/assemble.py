@@ -17,7 +17,6 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.manifest import (
     CALIBRATION,
-    GOLDEN,
     GRAPH,
     REPORT,
     TIMING_CACHE,
@@ -34,7 +33,7 @@ from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
-from trtpipe.values import BASELINES
+from trtpipe.values import BASELINES, GOLDEN
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -180,6 +179,7 @@ def describe(
         calibration_digest=calibration,
         weights_digest=lowered.weights_digest,
         baseline=BASELINES[baseline.kind],
+        mixed=baseline.mixed,
         check=report,
         limits=job.check.limits,
         require=job.check.require,

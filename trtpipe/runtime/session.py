@@ -19,7 +19,7 @@ import numpy as np
 
 from calib.samples import two_sizes
 from calib.types import Array
-from trtpipe.batching import Batching, joined, unranked
+from trtpipe.batching import Batching, joined, of_batches, unranked
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import Manifest
@@ -82,7 +82,7 @@ class Model:
         self.executed: Executed = executed
         self._stack = ExitStack()
         self._runner: OpenRunner | None = self._stack.enter_context(runner)
-        self._notes, self._runs_by = notes, runner
+        self._notes, self._runs_by = (*of_batches(bundle.manifest.mixed, bundle.manifest.inputs), *notes), runner
 
     @property
     def notes(self) -> tuple[str, ...]:

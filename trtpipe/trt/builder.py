@@ -151,7 +151,7 @@ def _serialize(
         config.progress_monitor = kept[-1]
     if watch.errors(since):
         raise BuildError(
-            f"build: {tensorrt.title} does not accept every option ({watch.reason(since)}). "
+            f"build: {tensorrt.title} does not accept every option ({watch.reasons(since)}). "
             "Correct the option, or leave it out."
         )
     since = watch.mark()

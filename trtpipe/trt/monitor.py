@@ -72,6 +72,10 @@ class Watch:
         mine = [m for m in errors if m.thread == threading.get_ident()]
         return (mine or errors)[-1].text if errors else "no error message"
 
+    def reasons(self, since: int) -> str:
+        """All of its error messages since `mark`, each once, in their order: one that follows may be of no option."""
+        return "; ".join(dict.fromkeys(m.text for m in self._errors(since)))
+
     def _errors(self, since: int) -> list[_Message]:
         return [m for m in tuple(self._messages) if m.number > since and m.level != "warning"]
 
