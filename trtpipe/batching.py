@@ -36,7 +36,8 @@ def of_batches(mixed: Sequence[str], inputs: Sequence[TensorSpec]) -> tuple[str,
     filled = f", and fewer are filled up with copies of the last one to {low}" if low > 1 else ""
     return (
         f"output {', '.join(mixed)} of a sample depends on the others in its batch: run together what belongs "
-        f"together, {high} samples at most (trtpipe run: --batch-size). More are split{filled}, which gives other values",
+        f"together, {high} samples at most (trtpipe run: --batch-size). More are split{filled}, which gives other "
+        "values",
     )
 
 
