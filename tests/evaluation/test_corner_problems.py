@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
-from trtpipe.evaluation.corners import with_corners
+from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
 from trtpipe.model import corners as declared
 from trtpipe.model.corners import corners
 from trtpipe.values import CheckReport, Control, DimRange, Metric, TensorSpec
@@ -50,7 +50,12 @@ class Runner:
 
 def at_corners(runner: Runner, inputs: tuple[TensorSpec, ...] = INPUTS) -> CheckReport:
     expected = [{"y": model(arrays["x"])} for arrays in corners(inputs, SAMPLES)]
-    return with_corners(PASSED, runner, Batching(inputs, OUTPUTS, 4), SAMPLES, expected)
+    return with_corners(*ran(runner, Batching(inputs, OUTPUTS, 4)), SAMPLES, expected)
+
+
+def ran(runner: Runner, check: Batching) -> tuple[CheckReport, tuple[AtCorner, ...], Batching]:
+    """What `with_corners` is given first."""
+    return PASSED, run_corners(runner, check, SAMPLES), check
 
 
 def test_with_profiles_the_sizes_are_those_that_a_profile_takes() -> None:
@@ -58,7 +63,7 @@ def test_with_profiles_the_sizes_are_those_that_a_profile_takes() -> None:
     profiles = ({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 4, 4), "H": DimRange(2, 2, 4)})
     runner = Runner()
     expected = [{"y": model(arrays["x"])} for arrays in corners(INPUTS, SAMPLES, profiles)]
-    report = with_corners(PASSED, runner, Batching(INPUTS, OUTPUTS, 4, profiles), SAMPLES, expected)
+    report = with_corners(*ran(runner, Batching(INPUTS, OUTPUTS, 4, profiles)), SAMPLES, expected)
     assert report.passed
     assert runner.shapes == [(1, 2), (1, 8), (2, 2), (4, 4)]
 
@@ -145,7 +150,7 @@ def test_rounding_as_the_check_s_own_does_not(noise: float) -> None:
 
 def test_a_direction_that_is_lost_fails_where_every_value_is_small() -> None:
     small = [{"y": model(a["x"]) / 1000} for a in corners(BATCH, SAMPLES)]
-    report = with_corners(PASSED, Runner(lambda x: -model(x) / 1000), Batching(BATCH, OUTPUTS, 4), SAMPLES, small)
+    report = with_corners(*ran(Runner(lambda x: -model(x) / 1000), Batching(BATCH, OUTPUTS, 4)), SAMPLES, small)
     assert report.problems[1] == (
         "output y has a worst cosine of -1 with the baseline (check: 0.99) for x [16, 4], which the job declares. "
         + NARROW

@@ -28,9 +28,29 @@ class _Corner:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class AtCorner:
+    """The inputs at one corner, and what they gave by output name, or how they failed."""
+
+    inputs: Mapping[str, Array]
+    given: Mapping[str, Array] | TrtpipeError
+
+
+def run_corners(runner: Runner, check: Batching, samples: Mapping[str, Array]) -> tuple[AtCorner, ...]:
+    """What `runner` gives at each corner; arguments as of `with_corners`."""
+    return tuple(_run(runner, arrays) for arrays in corners(check.inputs, samples, check.profiles))
+
+
+def _run(runner: Runner, arrays: Mapping[str, Array]) -> AtCorner:
+    try:
+        return AtCorner(arrays, runner.run(arrays))
+    except TrtpipeError as error:
+        return AtCorner(arrays, error)
+
+
 def with_corners(
     report: CheckReport,
-    runner: Runner,
+    ran: Sequence[AtCorner],
     check: Batching,
     samples: Mapping[str, Array],
     expected: Sequence[Mapping[str, Array]],
@@ -44,16 +64,16 @@ def with_corners(
 
     Args:
         report: of the check, on the samples as they are.
-        runner: executes the engine, or its graph.
+        ran: what the engine, or its graph, gave at each (`run_corners`).
         check: the bindings, and the profiles whose corners these are.
         samples: one batch of check samples, [B, ...] by name.
         expected: the model's outputs at each corner by name (`model.corners.corner_outputs`).
     """
     inputs, results, sizes = check.inputs, [], []
     how = Batching(inputs, check.outputs, 1)
-    for arrays, baseline in zip(corners(inputs, samples, check.profiles), expected, strict=True):
-        sizes.append(described(arrays))
-        results.append(_at_corner(report, runner, how, samples, arrays, baseline))
+    for at, baseline in zip(ran, expected, strict=True):
+        sizes.append(described(at.inputs))
+        results.append(_at_corner(report, how, samples, at, baseline))
     problems = tuple(p for r in results for p in r.problems)
     most, batch = inputs[0].at("max")[0], max(map(largest_batch, by_profile(inputs, check.profiles)))
     notes = [f"declared sizes beyond the check's batches were executed too: {' and '.join(sizes)}"] if sizes else []
@@ -70,23 +90,21 @@ def with_corners(
 
 def _at_corner(
     report: CheckReport,
-    runner: Runner,
     how: Batching,
     samples: Mapping[str, Array],
-    arrays: Mapping[str, Array],
+    at: AtCorner,
     baseline: Mapping[str, Array],
 ) -> _Corner:
+    arrays = at.inputs
     where = f"for {described(arrays)}, which the job declares"
     narrow = "Narrow the range in inputs, or build again with another precision.keep, route or TensorRT release."
     sizes: dict[int | str, int] = {d: n for s in how.inputs for d, n in zip(s.shape, arrays[s.name].shape, strict=True)}
-    try:
-        given = runner.run(arrays)
-    except TrtpipeError as error:
-        return _Corner((f"what was executed fails {where}: {first_line(error)} {narrow}",))
+    if isinstance(at.given, TrtpipeError):
+        return _Corner((f"what was executed fails {where}: {first_line(at.given)} {narrow}",))
     only_batch = all(arrays[s.name].shape[1:] == samples[s.name].shape[1:] for s in how.inputs)
     problems, warnings = [], []
     for spec in how.outputs:
-        value = np.asarray(given[spec.name])
+        value = np.asarray(at.given[spec.name])
         fits = value.ndim == len(spec.shape) and all(
             (d if isinstance(d, int) else sizes.get(d, got)) == got
             for d, got in zip(spec.shape, value.shape, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.evaluation.corners import with_corners
+from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -241,10 +242,13 @@ def check_graph(
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None
-    with stages("check") as progress, graph_as_checked(graph.data, target) as runner:
+    with stages("check") as progress, ExitStack() as stack:
+        runner = stack.enter_context(graph_as_checked(graph.data, target))
         damaged = graph_control(*damaged_copy(graph), target)
         require, shown = job.check.require, watched(progress)
-        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep)
+        # The control is another session as large as this one.
+        ended = stack.close
+        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep, ended=ended)
 
 
 def check(
@@ -293,6 +297,7 @@ def judged(
     *,
     require: Executed = "graph",
     keep: Callable[[Mapping[str, Array]], None] | None = None,
+    ended: Callable[[], None] = lambda: None,
 ) -> CheckReport:
     """What `runner` computes, against the baseline on the check samples and at the sizes that the job declares.
 
@@ -306,7 +311,17 @@ def judged(
         progress: receives the samples.
         require: "engine": a graph is not enough.
         keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
+        ended: is called when nothing more is asked of `runner`, before the control is opened.
     """
+    how, samples = batching(job, prepared), prepared.first_check_batch
+    ran: list[AtCorner] = []
+
+    def given(outputs: Mapping[str, Array]) -> None:
+        if keep is not None:
+            keep(outputs)
+        ran.extend(run_corners(runner, how, samples))
+        ended()
+
     report = check_engine(
         runner,
         executed,
@@ -314,14 +329,13 @@ def judged(
         job.check.limits,
         damaged=damaged,
         require=require,
-        keep=keep,
+        keep=given,
         warnings=verdict_warnings(
             lowered, prepared.check_samples, prepared.calibration_samples if _fits_weights(job, prepared) else None
         ),
         progress=progress,
     )
-    samples, expected = prepared.first_check_batch, prepared.corner_outputs
-    report = with_corners(report, runner, batching(job, prepared), samples, expected)
+    report = with_corners(report, ran, how, samples, prepared.corner_outputs)
     unmet = (*job.unused(), *lowered.model_notes, *lowered.unmet, *_unfitted(job, prepared))
     return replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from trtpipe.runtime.node_order import weights_late
 from trtpipe.trt.element_types import element_types
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import ModelProto, NodeProto
 
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
@@ -37,7 +38,7 @@ def rounded(model: bytes) -> bytes | None:
         model: a serialized ModelProto.
 
     Returns:
-        The new model with the same bindings; None where nothing is in half precision.
+        The new model with the same bindings, weights dequantized where they are read first; None where nothing changes.
 
     Raises:
         Unrounded: it is no ONNX file, its types cannot be inferred, or it has subgraphs, which no route writes.
@@ -50,7 +51,8 @@ def rounded(model: bytes) -> bytes | None:
     graph = proto.graph
     halves = {n: t for n, t in types.items() if t in HALVES}
     if not halves:
-        return None
+        late = weights_late(graph.node, (i.name for i in graph.input))
+        return None if late == list(graph.node) else _with_nodes(proto, late)
     if any(a.g.node or a.graphs for n in graph.node for a in n.attribute):
         raise Unrounded("the graph has subgraphs")
     wide = {name: f"{name}/wide" for name in halves}
@@ -63,10 +65,15 @@ def rounded(model: bytes) -> bytes | None:
         nodes += [_cast(name, wide[name], onnx.TensorProto.FLOAT) for name in read]
         narrow.difference_update(read)
         nodes += _widened(node, halves, wide, ends)
-    del graph.node[:]
-    graph.node.extend(nodes)
     del graph.value_info[:]
-    data: bytes = proto.SerializeToString()
+    return _with_nodes(proto, weights_late(nodes, (i.name for i in graph.input)))
+
+
+def _with_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> bytes:
+    """The file of a model with these nodes."""
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    data: bytes = model.SerializeToString()
     return data
 
 

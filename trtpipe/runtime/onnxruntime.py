@@ -98,7 +98,7 @@ class OrtRunner:
         options.enable_mem_pattern = not as_written
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
         try:
-            self._session = onnxruntime.InferenceSession(
+            session = onnxruntime.InferenceSession(
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
@@ -110,8 +110,9 @@ class OrtRunner:
             raise BuildError(
                 f"graph: ONNX Runtime does not accept it ({error}). Check its opset and dtypes."
             ) from error
-        self._inputs = tuple(i.name for i in self._session.get_inputs())
-        self._outputs = tuple(o.name for o in self._session.get_outputs())
+        self._session: onnxruntime.InferenceSession | None = session
+        self._inputs = tuple(i.name for i in session.get_inputs())
+        self._outputs = tuple(o.name for o in session.get_outputs())
 
     def _widened(self, model: bytes) -> bytes:
         """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
@@ -145,7 +146,8 @@ class OrtRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        """Give the session's memory back; the runner cannot run after it."""
+        self._session = None
 
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """Outputs by name, in their binding dtypes.
@@ -154,8 +156,11 @@ class OrtRunner:
             InputError: the names are not the graph's, or ONNX Runtime refuses a shape, a dtype or an index.
         """
         require_names(inputs, self._inputs)
+        session = self._session
+        if session is None:
+            raise InputError("graph: must be open to be run (its session was closed). Open it again.")
         try:
-            outputs = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+            outputs = session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes, dtypes and indices.") from error
         return dict(zip(self._outputs, outputs, strict=True))
