@@ -52,10 +52,16 @@ class Step(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """Steps in the order they were tried, and the arrays of those kept, by name."""
+    """Steps in the order they were tried, and the arrays of those kept, by name; `none` is why none could be tried."""
 
     steps: tuple[Step, ...]
     arrays: Mapping[str, Array]
+    none: str = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What was tried, each step by itself, or why nothing was."""
+        return (*map(str, self.steps), *([f"corrections: {self.none}; none was made"] if self.none else ()))
 
     @cached_property
     def packed(self) -> bytes:
@@ -73,14 +79,14 @@ def corrections_path(path: Path) -> Path:
     return path.with_suffix(".corrections.safetensors")
 
 
-def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None) -> Corrections:
+def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None, none: str) -> Corrections:
     """The corrections of the table at `where`.
 
     Raises:
         CalibError: the file beside it is missing or another one.
     """
     if sha256 is None:
-        return Corrections(steps, {})
+        return Corrections(steps, {}, none)
     path = corrections_path(where)
     try:
         data = path.read_bytes()

@@ -49,6 +49,7 @@ class _Corrections(BaseModel):
 
     steps: tuple[Step, ...]
     sha256: Hex | None
+    none: Annotated[str, Field(max_length=1024)] = ""
 
 
 class _File(BaseModel):
@@ -219,7 +220,7 @@ class CalibrationTable:
             histograms_sha256=file.histograms_sha256,
         )  # fmt: skip
         if file.corrections is not None:
-            kept = load_corrections(where, file.corrections.steps, file.corrections.sha256)
+            kept = load_corrections(where, file.corrections.steps, file.corrections.sha256, file.corrections.none)
             table = replace(table, corrections=kept)
         _check(where, table)
         if table.digest != file.digest:
@@ -239,7 +240,7 @@ class CalibrationTable:
         first = tables[0]
         samples: dict[str, str] = {}
         for table in tables:
-            if table.corrections is not None:
+            if table.corrections is not None and table.corrections.steps:
                 raise CalibError(
                     "merge: a shard has corrections, which cannot be merged. Calibrate with corrections: false."
                 )
@@ -282,7 +283,8 @@ class CalibrationTable:
         corrections: JsonObject = {}
         if self.corrections is not None:
             steps = [s.model_dump(mode="json") for s in self.corrections.steps]
-            corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256}
+            none = {"none": self.corrections.none} if self.corrections.none else {}
+            corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256, **none}
         return corrections | {
             "format": FORMAT,
             "version": CORRECTED if corrections else PLAIN,

@@ -183,7 +183,8 @@ def not_installed(*modules: str) -> str:
 def absence(*modules: str) -> str:
     """`torch and onnx are not installed`; of a module that is there all the same, that its metadata is what lacks. By
     modules or distributions."""
-    bare = [name for name in modules if package(name) is None and any(map(present, _modules_of(name) or (name,)))]
+    by_name = {name: _modules_of(name) or (name,) for name in modules}
+    bare = [n for n, own in by_name.items() if not any(map(package, own)) and any(map(present, own))]
     absent = [name for name in modules if name not in bare]
     said = [f"{_listed_as(absent)} not installed"] if absent else []
     if bare:

@@ -273,7 +273,7 @@ def test_what_is_refused(tmp_path: Path, name: str, content: Any, message: str) 
 
 def test_rows_that_are_too_few(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
-    with pytest.raises(InputError, match=r"a\.npy: must have a row for each sample \(got \[3\] for x\[3\]\)\."):
+    with pytest.raises(InputError, match=r"a\.npy: must have a row for each sample \(got \[3\], none for x\[3\]\)\."):
         labels_of(str(tmp_path / "a.npy"), ("x[0]", "x[3]"), None)
 
 

@@ -16,9 +16,13 @@ from trtpipe.errors import BuildError
 from trtpipe.model.capture import capture
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
-from trtpipe.routes.compiled_precision import read_back
+from trtpipe.routes.compiled_precision import dequantizer, read_back
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt.element_types import element_types
+
+#: What GELU and hard swish are written as.
+COMPUTING = ("Gelu", "Erf", "Div", "Mul", "Add", "HardSwish", "HardSigmoid")
 
 
 class Masked(nets.Attention):
@@ -99,3 +103,46 @@ def test_attention_with_dropout_is_refused() -> None:
         "the model: attention has dropout_p 0.1 in eval mode, so its outputs are random. "
         "Pass dropout_p=self.dropout if self.training else 0.0."
     )
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "10.3.0"])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_said_of_a_graph_for_a_release_is_what_its_types_say(version: str, half: bool) -> None:
+    """For TensorRT 8.6 a weight has a Q of its own, and what is behind a DQ computes in float32."""
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Hardswish(), nn.Linear(64, 8)).eval()
+    captured = capture(nets.loaded(net, ("N", 6, 32)))
+    amax = {site.key: 3.0 for site in captured.sites}
+    dtype = torch.float16 if half else None
+    quantized = quantize(captured, int8=True, half=dtype, keep=Keep(), amax=amax, ranges={})
+    graph = to_onnx(quantized, version)
+    types = element_types(onnx.load_from_string(graph.data))
+    nodes = onnx.load_from_string(graph.data).graph.node
+    layers = read_back(quantized.layers, graph)
+    assert [layer.precision for layer in layers if layer.op == "linear"] == ["int8"] * 3
+    for layer in layers:
+        if layer.op == "linear":
+            continue
+        computing = {
+            types[n.output[0]] for n in nodes if n.name.startswith(f"{layer.module}/") and n.op_type in COMPUTING
+        }
+        names = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16"}
+        assert {names[t] for t in computing} == {layer.precision}
+    wide = [layer for layer in layers if layer.precision == "fp32"]
+    assert len(wide) == (0 if half and version != "8.6.1" else 2)
+    assert all((layer.reason == "planned as fp16; the compiled graph computes it in fp32") == half for layer in wide)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_product_of_moved_activations_is_not_taken_for_one_of_a_weight(fed: bool) -> None:
+    """Only a stored weight is moved about behind its DQ: for an activation there would be another Q."""
+    make = onnx.helper.make_node
+    nodes = [make("Relu", ["x"], ["r"])] if fed else []
+    nodes += [
+        make("QuantizeLinear", ["r" if fed else "x", "s", "z"], ["q"]),
+        make("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        make("Transpose", ["d"], ["t"]),
+    ]
+    producers = {output: node for node in nodes for output in node.output}
+    assert dequantizer("t", producers, {"s", "z", "w"}) is None
+    assert dequantizer("d", producers, {"s", "z", "w"}) is nodes[-2]
+    assert dequantizer("t", producers, {"s", "z", "w", "r" if fed else "x"}) is nodes[-2]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ import trtpipe
 from calib.arrays import open_arrays
 from calib.errors import CalibError
 from calib.samples import InputSpec
-from trtpipe.bundle import signing
+from trtpipe.bundle import golden, signing
+from trtpipe.bundle.format import Bundle, Replaced
 from trtpipe.bundle.manifest import EngineInfo, describe_engine
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build, Limits, Transform
@@ -431,7 +433,8 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
 @pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"classes": False}, {"batch_axis": None}])
 def test_outputs_without_classes_are_not_classified(other: dict[str, object]) -> None:
     dense = SimpleNamespace(
-        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)), path="out/dense"
+        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),), mixed=(), inputs=()),
+        path="out/dense",
     )
     model = Model(dense, Recorder(), "graph")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Use the raw outputs\.$"):
@@ -445,6 +448,7 @@ def test_arrays_are_run_in_batches_that_a_profile_takes() -> None:
     dims = {"N": DimRange(1, 4, 8), "L": DimRange(1, 5, 9)}
     profiles = ({"N": DimRange(1, 1, 1)}, {"N": DimRange(8, 8, 8), "L": DimRange(1, 2, 3)})
     manifest = SimpleNamespace(
+        mixed=(),
         inputs=(TensorSpec("x", "float32", ("N", "L"), dims),),
         outputs=(TensorSpec("y", "float32", ("N", "L"), dims),),
         build=Build(profiles=profiles),
@@ -467,6 +471,7 @@ def test_images_of_several_sizes_are_run_a_size_at_a_time(tmp_path: Path, size: 
     """A folder from a camera roll, for an engine of dynamic height and width."""
     dims = {"N": DimRange(1, 4, 8), "H": DimRange(4, 8, 16), "W": DimRange(4, 8, 16)}
     manifest = SimpleNamespace(
+        mixed=(),
         inputs=(TensorSpec("image", "float32", ("N", 3, "H", "W"), dims),),
         outputs=(TensorSpec("y", "float32", ("N", 3), {"N": dims["N"]}),),
         build=Build(), preprocessing=Transform(), class_names=None,
@@ -504,3 +509,36 @@ def test_images_are_for_models_of_one_input() -> None:
     with pytest.raises(InputError) as caught:
         Model._only_input(model)  # type: ignore[arg-type]
     assert str(caught.value) == ("out/two: must have one input to take images (got left, right). Give arrays by name.")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_bundle_that_is_replaced_while_it_is_loaded_is_loaded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The manifest of one and the golden data of another are no damaged bundle."""
+    shipping.bundle(tmp_path / "b")
+    real, left = runner_module.compatibility.admit, [times]
+
+    def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
+        """A writer comes right after a bundle was admitted, with golden data of other values."""
+        admitted = real(path, key)
+        if left[0]:
+            left[0] -= 1
+            data = shipping.golden_data()
+            other = dataclasses.replace(data, inputs={"image": data.inputs["image"] * (2 + left[0])})
+            shipping.bundle(path, extra={"golden.safetensors": golden.to_bytes(other)}, notes=(f"{left[0]} left",))
+        return admitted
+
+    monkeypatch.setattr(runner_module.compatibility, "admit", admit)
+    with trtpipe.load(tmp_path / "b", graph=True) as model:
+        assert model.manifest.notes == ("0 left",)
+        shipping.bundle(tmp_path / "b", notes=("later",), class_names=("a", "b", "c"))
+        said = f"{tmp_path}/b: must stay in place while it is used (another bundle has replaced it). Load it again."
+        (tmp_path / "b" / "model.onnx").write_bytes(b"other")
+        with pytest.raises(Replaced) as caught:
+            model.bundle.read("model.onnx")
+        assert str(caught.value) == said
+    left[0] = 100
+    shipping.bundle(tmp_path / "b")
+    with pytest.raises(Replaced):
+        trtpipe.load(tmp_path / "b", graph=True)

@@ -50,11 +50,20 @@ def incomplete(path: Path, missing: str, again: str) -> InputError:
     return InputError(f"{path}: must hold every file its manifest lists ({missing} is missing). {again}")
 
 
+class Replaced(InputError):
+    """Another bundle has taken the place of one that was read: what it was is gone, and the other can be read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: must stay in place while it is used (another bundle has replaced it). Load it again."
+        )
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A bundle, or kit, that was whole and consistent when it was read. `signature` is the raw one, or None.
 
-    `verified`: the signature is by a key that the reader trusts.
+    `verified`: the signature is by a key that the reader trusts. `folder`: the device and the inode of its directory.
     """
 
     path: Path
@@ -62,6 +71,7 @@ class Bundle:
     manifest_bytes: bytes
     signature: bytes | None
     verified: bool = False
+    folder: tuple[int, int] | None = None
 
     def __fspath__(self) -> str:
         """Its folder, so that a bundle is given wherever a path of one is."""
@@ -73,14 +83,19 @@ class Bundle:
         The digest of the very bytes returned is checked, so a file swapped after `read_bundle` is not used.
 
         Raises:
-            InputError: not listed, gone, or changed.
+            InputError: not listed, gone, or changed; `Replaced` where another bundle is there.
         """
         entry = self.manifest.files.get(name)
         if entry is None:
             raise InputError(f"{self.path}: must hold {name} (got {', '.join(sorted(self.manifest.files))}). {AGAIN}")
-        with _opened(self.path) as directory:
-            data = _read_regular(self.path, directory, name, entry.size)
-        _check_digest(self.path, name, data, entry)
+        with _opened(standing(self.path)) as directory:
+            try:
+                data = _read_regular(self.path, directory, name, entry.size)
+                _check_digest(self.path, name, data, entry)
+            except (InputError, OSError):
+                if self.folder is not None and self.folder != _folder(directory):
+                    raise Replaced(self.path) from None
+                raise
         return data
 
     def contents(self) -> dict[str, bytes]:
@@ -299,7 +314,12 @@ def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
         if name not in needed:
             read(name)
     _check_content(path, manifest, read)
-    return Bundle(path, manifest, data, signature, verified)
+    return Bundle(path, manifest, data, signature, verified, _folder(directory))
+
+
+def _folder(directory: int) -> tuple[int, int]:
+    status = os.fstat(directory)
+    return status.st_dev, status.st_ino
 
 
 def _read_regular(path: Path, directory: int, name: str, size: int | None) -> bytes:

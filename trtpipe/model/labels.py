@@ -293,8 +293,10 @@ def _rows(path: str, ids: Sequence[str]) -> Array:
     """Sample `file[7]` has row 7; rows of one whole number are classes, [S]."""
     array = _opened(path)
     places = [int(m[1]) for name in ids if (m := re.search(r"\[(\d+)\]$", name))]
-    if len(places) != len(ids) or max(places, default=0) >= len(array):
+    if len(places) != len(ids):
         raise _fault(path, "have a row for each sample", f"{list(array.shape)} for {ids[-1]}")
+    if without := [name for name, place in zip(ids, places, strict=True) if place >= len(array)]:
+        raise _fault(path, "have a row for each sample", f"{list(array.shape)}, none for {without[0]}")
     rows = np.array(array[places])
     return rows[:, 0] if rows.dtype.kind in "iu" and rows.shape[1:] == (1,) else rows
 

@@ -99,7 +99,7 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
     data = job.calibration
     if data is None or data.algorithm == table.algorithm:
         return table
-    if table.corrections is None:
+    if table.corrections is None or not table.corrections.steps:
         return table.recomputed(data.algorithm)
     return calibration_table(job, data, prepared, stages)
 

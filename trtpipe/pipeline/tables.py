@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calib.audit import data_warnings, doubtful_thresholds
@@ -120,16 +121,18 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     """
     from trtpipe.quantization.policy import modes_of
 
-    steps = () if table.corrections is None else table.corrections.steps
+    made = table.corrections
     if not job.precision.int8_mode:
-        used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
-        return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
+        used = tuple(s for s in made.steps if s.kept and s.name in GRAPH_CORRECTIONS) if made is not None else ()
+        lines = () if made is None else replace(made, steps=used).lines
+        return (*data_warnings(table.audit), *(f"calibration: {line}" for line in lines))
     mixed = modes_of(job.precision).narrow
     if lowered is not None:
         said = table_warnings(table, beyond_int8(lowered.layers, table, lowered.shared_scales))
     else:
         said = data_warnings(table.audit) if mixed else table.audit.warnings
-    return (*said, *(f"calibration{', with all in INT8' * mixed}: {s}" for s in steps))
+    lines = () if made is None else made.lines
+    return (*said, *(f"calibration{', with all in INT8' * mixed}: {line}" for line in lines))
 
 
 def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:

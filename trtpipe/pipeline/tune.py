@@ -147,7 +147,8 @@ class _Bench:
         self._tables = {self.first: table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
-        others = [a for a in ALGORITHMS if a != self.first] if counted and job.precision.int8_mode else []
+        tried = {self.first, *([] if table is None else [table.algorithm])}
+        others = [a for a in ALGORITHMS if a not in tried] if counted and job.precision.int8_mode else []
         self.algorithms = (self.first, *others)
         self._macs: dict[str, int] = {}
         self._judgement: Judgement | None = None  # of the samples of `preview`
@@ -324,10 +325,11 @@ class _Bench:
 
 
 def _algorithm(job: Job, table: CalibrationTable | None) -> str:
-    """By what thresholds are chosen; with weights alone in 4 bits there are none."""
-    if table is not None:
-        return table.algorithm
-    return "no thresholds" if job.calibration is None else job.calibration.algorithm
+    """By what thresholds are chosen, as the job calls it: `auto` may have found the exact maxima to be better. With
+    weights alone in 4 bits there are none."""
+    if job.calibration is not None and (table is None or job.calibration.table is None):
+        return job.calibration.algorithm
+    return "no thresholds" if table is None else table.algorithm
 
 
 def described(candidate: Candidate) -> str:

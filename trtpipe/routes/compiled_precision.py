@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,60 +32,87 @@ ONNX_OPERATORS = {
 
 #: Operations between a stored weight's DequantizeLinear and its reader that change no number.
 _MOVES = ("Transpose", "Reshape", "Cast")
+#: Operations whose type says nothing of what the others of a module compute in.
+_NOT_COMPUTING = (
+    *_MOVES, "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "Identity",
+    "Pad", "QuantizeLinear", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
+)  # fmt: skip
+#: Floating-point types by their numbers in onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16.
+_FLOATS: Mapping[int, PrecisionName] = {1: "fp32", 10: "fp16", 16: "bf16"}
 
 
 def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:
     """`layers` with the precision that the graph says: a product whose factors are dequantized is what they were stored
     in, any other node what its input is.
 
-    An operation is found by its module and its place among those of one kind there. Where their numbers differ (the
-    exporter split or merged some), or the operation has no name in ONNX, what was planned stays.
+    An operation is found by its module and its place among those of one kind there. One that has no name of its own in
+    ONNX, planned in floating point, is in what all nodes of its module compute in, if that is one type. Otherwise (they
+    differ, or the exporter split or merged some) what was planned stays.
     """
     import onnx
 
     model = onnx.load_from_string(graph.data)
     types = element_types(model)
     producers = {output: node for node in model.graph.node for output in node.output}
+    weights = {i.name for i in model.graph.initializer}
+    others: dict[str, set[PrecisionName]] = {}
     nodes: dict[tuple[str, tuple[str, ...]], list[PrecisionName]] = {}
     kinds = dict.fromkeys(ONNX_OPERATORS.values())
     for node in model.graph.node:
         path = re.sub(rf"/?{node.op_type}(_\d+)?$", "", node.name)
         for kind in kinds:
             if node.op_type in kind:
-                nodes.setdefault((path, kind), []).append(_precision(node, types, producers))
+                nodes.setdefault((path, kind), []).append(_precision(node, types, producers, weights))
+        if not any(node.op_type in kind for kind in kinds) and node.op_type not in _NOT_COMPUTING:
+            floats = (_float_of(types.get(name)) for name in node.output)
+            others.setdefault(path, set()).update(f for f in floats if f is not None)
     planned: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, layer in enumerate(layers):
         if layer.op in ONNX_OPERATORS:
             planned.setdefault((layer.module, ONNX_OPERATORS[layer.op]), []).append(at)
-    updated = list(layers)
+    found: dict[int, PrecisionName] = {}
     for key, places in planned.items():
         compiled = nodes.get(key, [])
-        if len(compiled) != len(places):
-            continue
-        for at, precision in zip(places, compiled, strict=True):
-            if updated[at].precision != precision:
-                reason = f"planned as {updated[at].precision}; the compiled graph computes it in {precision}"
-                updated[at] = replace(updated[at], precision=precision, reason=reason)
-    return tuple(updated)
+        if len(compiled) == len(places):
+            found.update(zip(places, compiled, strict=True))
+    for at, layer in enumerate(layers):
+        of_module = tuple(others.get(layer.module, ()))
+        if layer.op not in ONNX_OPERATORS and layer.precision in _FLOATS.values() and len(of_module) == 1:
+            found[at] = of_module[0]
+    return tuple(
+        layer if (now := found.get(at, layer.precision)) == layer.precision else _otherwise(layer, now)
+        for at, layer in enumerate(layers)
+    )
 
 
-def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, NodeProto]) -> PrecisionName:
+def _otherwise(layer: LayerPrecision, precision: PrecisionName) -> LayerPrecision:
+    reason = f"planned as {layer.precision}; the compiled graph computes it in {precision}"
+    return replace(layer, precision=precision, reason=reason)
+
+
+def _float_of(element_type: int | None) -> PrecisionName | None:
+    """The precision of a floating-point type of onnx.TensorProto; None of another."""
+    return _FLOATS.get(element_type or 0)
+
+
+def _precision(
+    node: NodeProto, types: Mapping[str, int], producers: Mapping[str, NodeProto], weights: Collection[str]
+) -> PrecisionName:
     """The precision of one node."""
-    import onnx
-
     if node.op_type in WEIGHTED:
-        left, right = (_number_format(i, types, producers) for i in node.input[:2])
+        left, right = (_number_format(i, types, producers, weights) for i in node.input[:2])
         if (narrow := product_format(left, right)) is not None:
             return narrow
-    names: dict[int, PrecisionName] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
-    return names.get(types.get(node.input[0], onnx.TensorProto.FLOAT), "fp32")
+    return _float_of(types.get(node.input[0])) or "fp32"
 
 
-def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeProto]) -> PrecisionName | None:
+def _number_format(
+    value: str, types: Mapping[str, int], producers: Mapping[str, NodeProto], weights: Collection[str]
+) -> PrecisionName | None:
     """What a dequantized value was stored in; a stored weight may be moved about once it is dequantized."""
     import onnx
 
-    made = dequantizer(value, producers)
+    made = dequantizer(value, producers, weights)
     if made is None:
         return None
     stored = made.input[0]
@@ -100,18 +127,24 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     return names.get(types.get(stored, types.get(zero_point, onnx.TensorProto.INT8)), "int8")
 
 
-def dequantizer(value: str, producers: Mapping[str, NodeProto]) -> NodeProto | None:
+def dequantizer(value: str, producers: Mapping[str, NodeProto], weights: Collection[str]) -> NodeProto | None:
     """The DequantizeLinear that an operation reads a value through; a stored weight may be moved about behind its own.
 
     Args:
         value: the operation's input.
         producers: the node that makes each value.
+        weights: names of the graph's initializers; for TensorRT 8.6 a weight is one in float32, before a Q of its own.
     """
     moved, made = False, producers.get(value)
     while made is not None and made.op_type in _MOVES:
         moved, made = True, producers.get(made.input[0])
-    if made is None or made.op_type != "DequantizeLinear" or (moved and made.input[0] in producers):
+    if made is None or made.op_type != "DequantizeLinear":
         return None
+    stored = made.input[0]
+    if moved and stored not in weights:
+        quantizer = producers.get(stored)
+        if quantizer is None or quantizer.op_type != "QuantizeLinear" or quantizer.input[0] not in weights:
+            return None
     return made
 
 

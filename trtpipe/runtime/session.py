@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ from calib.samples import two_sizes
 from calib.types import Array
 from trtpipe.batching import Batching, joined, of_batches, unranked
 from trtpipe.bundle import signing
-from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.format import Bundle, Replaced
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.errors import InputError, either, shell
 from trtpipe.runtime import compatibility
@@ -344,10 +344,13 @@ def load(
         MissingError: it does not fit this device, or its runtime is not installed.
     """
     trusted = Path(key) if key is not None else signing.configured_key()
-    bundle, _ = compatibility.admit(Path(path), trusted)
-    if failed := compatibility.failure(bundle.manifest):
-        logging.getLogger("trtpipe").warning("%s: %s", bundle.path, failed)
-    return open_model(bundle, graph=graph, as_written=as_written, specialization=specialization)
+    for _ in range(10):
+        bundle, _ = compatibility.admit(Path(path), trusted)
+        if failed := compatibility.failure(bundle.manifest):
+            logging.getLogger("trtpipe").warning("%s: %s", bundle.path, failed)
+        with suppress(Replaced):  # by a writer, since it was admitted: the new one is admitted by itself
+            return open_model(bundle, graph=graph, as_written=as_written, specialization=specialization)
+    raise Replaced(Path(path))
 
 
 def open_model(
@@ -376,10 +379,8 @@ def open_model(
         what = "graph" if graph or engine is None or engine.target == "onnxruntime" else "engine of TensorRT proper"
         raise InputError(f"specialization: must be left out for a bundle whose {what} is run (got {specialization}).")
     if engine is None and not graph:
-        raise InputError(
-            f"{bundle.path}: is a kit, which has no engine to run. Finish it here: "
-            f"{shell('trtpipe', 'build', bundle.path)}."
-        )
+        finish = shell("trtpipe", "build", bundle.path)
+        raise InputError(f"{bundle.path}: is a kit, which has no engine to run. Finish it here: {finish}.")
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:
             runner, notes = open_graph(bundle)

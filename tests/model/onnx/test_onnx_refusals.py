@@ -48,6 +48,8 @@ OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
      "reduces by add. Export it without a reduction."),
     ("ArgMax", {"select_last_index": 1}, [], "takes the last of equal elements. Export it with select_last_index 0."),
     ("Dropout", {}, [HALF, np.array(True)], "is in training mode. Export the network in eval mode."),
+    ("BatchNormalization", {"training_mode": 1}, [np.ones(1, np.float32)] * 4,
+     "is in training mode. Export the network in eval mode."),
 ]  # fmt: skip
 IN_FLOAT = "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or give the file in FP32."
 ZERO = np.array(0, np.int8)

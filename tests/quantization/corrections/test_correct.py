@@ -125,7 +125,7 @@ def test_nothing_is_fitted_for_what_will_not_be_in_int8(tmp_path: Path, which: S
     assert fitted
     assert not fitted & {f"levels:{weight}", f"bias:{first}"}
     _, _, none, log = made(uneven(), tmp_path, which, placements=[without(first, *others)])
-    assert none.corrections is None
+    assert none.corrections.lines == ("corrections: no operation will be in INT8; none was made",)
     assert log.notes[-1] == "corrections: no operation will be in INT8; none was made."
 
 
@@ -261,15 +261,22 @@ def test_one_and_the_same_sample_does_no_harm(tmp_path: Path) -> None:
 
 def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path) -> None:
     _, plain, table, log = made(uneven(), tmp_path, count=8)
-    assert table is plain
-    assert "corrections: need at least 16 calibration samples; none was made." in log.notes
+    few = "corrections: need at least 16 calibration samples; none was made"
+    assert (table.amax, table.corrections.lines, table.corrections.arrays) == (plain.amax, (few,), {})
+    assert f"{few}." in log.notes
+    table.save(tmp_path / "few.json")
+    kept = CalibrationTable.load(tmp_path / "few.json", histograms=True)
+    assert kept.corrections.lines == (few,)
+    assert kept.digest == table.digest
+    assert CalibrationTable.merge([kept]).corrections is None
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).eval()
     with torch.no_grad():
         net[1].weight.zero_()
         net[1].bias.zero_()
     _, plain, table, log = made(net, tmp_path)
-    assert table is plain
-    assert "corrections: need a finite floating-point output that is not zero; none was made." in log.notes
+    said = "corrections: need a finite floating-point output that is not zero; none was made"
+    assert (table.amax, table.corrections.lines) == (plain.amax, (said,))
+    assert f"{said}." in log.notes
 
 
 def _plain() -> list[nn.Module]:

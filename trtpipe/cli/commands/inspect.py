@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,6 +109,7 @@ def _table(path: Path) -> JsonObject:
         "algorithm": table.algorithm,
         "digests": table.digests,
         "amax": table.amax,
+        "corrections": [] if table.corrections is None else list(table.corrections.lines),
     }
 
 
@@ -170,10 +171,11 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: that of both Q/DQ inputs; else its own, with that
     of the weight where it alone is quantized."""
     makers = {name: node for node in graph.node for name in node.output}
+    weights = {i.name for i in graph.initializer}
     for node in graph.node:
         if node.op_type not in WEIGHTED:
             continue
-        quantized = [_quantized_as(name, makers, types) for name in node.input[:2]]
+        quantized = [_quantized_as(name, makers, types, weights) for name in node.input[:2]]
         if all(quantized):
             yield quantized[0]
             continue
@@ -181,9 +183,11 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
         yield types.get(node.output[0], "unknown") + alone
 
 
-def _quantized_as(name: str, makers: Mapping[str, NodeProto], types: Mapping[str, str]) -> str:
+def _quantized_as(
+    name: str, makers: Mapping[str, NodeProto], types: Mapping[str, str], weights: Collection[str]
+) -> str:
     """The type that an input was dequantized from; "" where it was not."""
-    node = dequantizer(name, makers)
+    node = dequantizer(name, makers, weights)
     if node is None:
         return ""
     return "float4e2m1" if dynamic(node.input[0], makers) else types.get(node.input[0], "int8")

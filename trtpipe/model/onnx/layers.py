@@ -145,6 +145,8 @@ def _global_max(node: Node, x: Value) -> Value:
 
 
 def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Value:
+    if node.get("training_mode", 0):  # by the batch's own statistics
+        raise node.refused_in_training("is in training mode")
     return functional.batch_norm(
         as_tensor(x),
         as_tensor(mean),

@@ -78,17 +78,22 @@ def correct(
     """
     samples = drawn(captured, source)
     if samples is None:
-        progress.note(f"corrections: need at least {LEAST_SAMPLES} calibration samples; none was made.")
-        return table
+        return _uncorrected(table, f"need at least {LEAST_SAMPLES} calibration samples", progress)
     placements = [p for p in placements if p.of(captured).sites]
     if not placements:
-        progress.note("corrections: no operation will be in INT8; none was made.")
-        return table
+        return _uncorrected(table, "no operation will be in INT8", progress)
     guard = Guard(captured, samples.judge)
     if not guard.comparable:
-        progress.note("corrections: need a finite floating-point output that is not zero; none was made.")
-        return table
+        return _uncorrected(table, "need a finite floating-point output that is not zero", progress)
     return _Corrector(captured, table, source, guard, samples, which, batch_size, progress, placements).run()
+
+
+def _uncorrected(table: CalibrationTable, why: str, progress: Progress) -> CalibrationTable:
+    """The table as it is, which remembers why nothing could be tried."""
+    made = Corrections((), {}, why)
+    for line in made.lines:
+        progress.note(f"{line}.")
+    return replace(table, corrections=made)
 
 
 class _Corrector:
