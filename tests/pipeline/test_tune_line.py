@@ -15,7 +15,7 @@ from trtpipe.job.dump import job_text
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import write_kit
-from trtpipe.pipeline.tune import chosen, tune_from
+from trtpipe.pipeline.tune import _algorithm, chosen, tune_from
 from trtpipe.progress import Silent
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.search import Candidate, Trial
@@ -209,6 +209,17 @@ def test_a_format_that_is_chosen_comes_after_the_jobs_own_globs(path):
     job = load_job(path, [modes, "build.target=tensorrt_rtx"])
     moved = chosen(job, Candidate("mse", fp8=("head",), int8=("stem",))).precision.formats
     assert list(moved.items()) == [("*", "int8"), ("head", "fp8"), ("stem", "int8")]
+
+
+@pytest.mark.parametrize(("named", "first"), [(None, "auto"), ("t.json", "minmax")])
+def test_what_auto_has_chosen_is_still_auto_to_the_job(path, named, first):
+    """Its table may say that the exact maxima were better; the job that is written chooses again."""
+    job = load_job(path)
+    calibration = job.calibration.model_copy(update={"algorithm": "auto", "table": named})
+    job = job.model_copy(update={"calibration": calibration})
+    found = _algorithm(job, SimpleNamespace(algorithm="minmax"))
+    assert found == first
+    assert chosen(job, Candidate(found)).calibration == calibration
 
 
 def test_a_percentile_is_dropped_with_its_algorithm(path):
