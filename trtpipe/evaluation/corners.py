@@ -37,7 +37,8 @@ class AtCorner:
 
 
 def run_corners(runner: Runner, check: Batching, samples: Mapping[str, Array]) -> tuple[AtCorner, ...]:
-    """What `runner` gives at each corner; arguments as of `with_corners`."""
+    """What `runner` gives at each corner that the profiles of `check` have; `samples` are one batch of check samples,
+    [B, ...] by name in the dtypes of their bindings."""
     return tuple(_run(runner, arrays) for arrays in corners(check.inputs, samples, check.profiles))
 
 
