@@ -84,7 +84,9 @@ def build(
     memory: list[int | None] = [None]
 
     def meanwhile(lowered: Lowered, watched: Watched) -> None:
-        of_graph.append(check_graph(job, prepared, lowered, stages, keep=outputs.update, watched=watched))
+        asked = job.check.require
+        report = check_graph(job, prepared, lowered, stages, require=asked, keep=outputs.update, watched=watched)
+        of_graph.append(report)
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
     check_engine = partial(check, keep=outputs.update, needed=memory.append)

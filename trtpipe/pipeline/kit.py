@@ -20,14 +20,14 @@ from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, int8_weights, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import environment, fingerprint
-from trtpipe.pipeline.controls import engine_control, graph_control
+from trtpipe.pipeline.controls import engine_control
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.pipeline.stages import (
     calibrate,
-    judged,
+    check_graph,
     lowered_of,
     prepare,
     quantize,
@@ -40,7 +40,6 @@ from trtpipe.runtime.device import this_device
 from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.runtime.executor import (
     activation_memory,
-    graph_as_checked,
     not_executed_here,
     open_engine,
     why_not_here,
@@ -97,9 +96,7 @@ def write_kit(
             written_for = release if job.build.target == "tensorrt" else None
             graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
         lowered = lowered_of(prepared, quantized, table, graph)
-        with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
-            damaged = graph_control(*damaged_copy(graph), job.build.target)
-            report = judged(job, prepared, lowered, runner, "graph", damaged, progress)
+        report = check_graph(job, prepared, lowered, stages)
         return lowered, graph, dataclasses.replace(report, notes=(*report.notes, *graph.notes))
 
     lowered, graph, report = checked(job, table)

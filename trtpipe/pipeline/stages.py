@@ -233,22 +233,23 @@ def check_graph(
     lowered: Lowered,
     stages: Stages,
     *,
+    require: Executed = "graph",
     keep: Callable[[Mapping[str, Array]], None] | None = None,
     watched: Watched = lambda progress: progress,
 ) -> CheckReport:
-    """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
+    """The graph in the place of its engine, which no machine like this one executes; arguments as of `judged`.
 
     `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None
-    with stages("check") as progress, ExitStack() as stack:
-        runner = stack.enter_context(graph_as_checked(graph.data, target))
-        damaged = graph_control(*damaged_copy(graph), target)
-        require, shown = job.check.require, watched(progress)
-        # The control is another session as large as this one.
-        ended = stack.close
-        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep, ended=ended)
+    with stages("check") as progress, ExitStack() as opened:
+        runner = opened.enter_context(graph_as_checked(graph.data, target))
+        damaged, shown = graph_control(*damaged_copy(graph), target), watched(progress)
+        # The control is another session as large as this one, which ends before it.
+        return judged(
+            job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep, ended=opened.close
+        )
 
 
 def check(
