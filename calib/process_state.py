@@ -39,7 +39,7 @@ def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterato
 
     `_STATES` are the current folder, from which relative outputs are written, the standard streams, the folders of
     `sys.path` (those that the job's code adds stay), signals that interrupt, the permissions of new files, NumPy's
-    error handling, and torch's default dtype and device.
+    error handling, and torch's default dtype, default device and autocast.
 
     Args:
         note: is told of each.
@@ -108,6 +108,36 @@ def _device() -> str:
     return "cpu" if (torch := _torch()) is None else str(torch.get_default_device())
 
 
+def _autocast() -> tuple[str, ...]:
+    """The devices on which torch's autocast is on."""
+    torch = _torch()
+    return () if torch is None else tuple(d for d in _AUTOCAST if torch.is_autocast_enabled(d))
+
+
+def _set_autocast(devices: tuple[str, ...]) -> None:
+    if (torch := _torch()) is not None:
+        for device in _AUTOCAST:
+            torch.set_autocast_enabled(device, device in devices)
+
+
+@contextmanager
+def as_it_begins() -> Iterator[None]:
+    """Within the block what the caller has set counts for nothing: NumPy's error handling and torch's autocast are as a
+    process begins with them."""
+    errors, devices = _errors(), _autocast()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _set_errors(_NUMPY_DEFAULTS)
+    _set_autocast(())
+    try:
+        yield
+    finally:
+        if numpy is not None:
+            _set_errors(errors)
+        _set_autocast(devices)
+
+
+_AUTOCAST = ("cpu", "cuda")
 _NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("under", "ignore"))
 _STATES = (
     _State("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
@@ -132,4 +162,5 @@ _STATES = (
         # None takes the mode off that torch would otherwise keep around every call.
         lambda name: _torch().set_default_device(None if name == "cpu" else name),
     ),
+    _State("turned torch's autocast on or off; put back", _autocast, _set_autocast),
 )

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.process_state import as_it_begins
 from trtpipe.bundle.signing import signer
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
@@ -45,6 +46,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     return plan_one(path, (overrides,) if isinstance(overrides, str) else overrides)
 
 
+@as_it_begins()
 def build(
     job: Job | str | Path,
     out: str | Path = "out",
@@ -73,6 +75,7 @@ def build(
         return run(_job(job), Path(out), reporter, sign=signs, diagnose_seconds=diagnose_seconds)
 
 
+@as_it_begins()
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
     """The calibration table of a job, with its histograms and its audit.
 
@@ -89,6 +92,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         return make_table(planned, reporter)
 
 
+@as_it_begins()
 def check(bundle: str | PathLike[str], *, key: str | Path | None = None, graph: bool = False) -> CheckReport:
     """A bundle's engine (or graph) run here on its golden inputs and compared with its baseline's outputs.
 

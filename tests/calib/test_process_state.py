@@ -30,6 +30,7 @@ CHANGES = {
     "import sys; sys.path.clear()": "the job's code took folders out of sys.path; put back",
     "import sys; sys.path = ['/added', *sys.path[1:]]": "the job's code took folders out of sys.path; put back",
     "import numpy; numpy.seterr(all='raise')": "the job's code changed numpy.seterr; put back",
+    "torch.set_autocast_enabled('cpu', True)": "the job's code turned torch's autocast on or off; put back",
 }
 
 
@@ -66,6 +67,7 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     assert sys.stderr is not None
     assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float32, torch.device("cpu"))
     assert np.geterr() == errors
+    assert not torch.is_autocast_enabled("cpu")
     assert folders.issubset(sys.path)
     assert ("/added" in sys.path) is ("/added" in change)
     assert signal.getsignal(signal.SIGTERM) is ended
@@ -160,3 +162,16 @@ def test_each_call_for_samples_leaves_the_process_as_it_was(
     for _ in open_source(spec, x).batches(1):
         assert (os.getcwd(), torch.get_default_dtype(), sys.stdout) == before
     assert len([r for r in caplog.records if "the job's code" in r.getMessage()]) == 1
+
+
+def test_what_the_caller_has_set_counts_for_nothing(tmp_path: Path) -> None:
+    """A build within `torch.autocast`, and where NumPy raises: the job says what is computed, and how."""
+    job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m")
+    plain = trtpipe.build(job, tmp_path / "plain")
+    with np.errstate(all="raise"), torch.autocast("cpu", torch.bfloat16):
+        made = trtpipe.build(job, tmp_path / "out")
+        assert trtpipe.check(made.bundle, graph=True).passed
+        assert torch.is_autocast_enabled("cpu")
+        assert set(np.geterr().values()) == {"raise"}
+    assert made.report.metrics == plain.report.metrics
+    assert made.bundle.manifest.fingerprint == plain.bundle.manifest.fingerprint

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import nets
 import pytest
 import torch
 from torch import nn
 
+from calib.table import CalibrationTable, given_table
 from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.marks import Mark, mark
@@ -188,3 +190,28 @@ def test_a_constant_with_a_scale_for_each_channel_is_refused() -> None:
     assert (
         str(caught.value) == "model: a constant that is no weight must have one scale (got 4). Quantize it by tensor."
     )
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-40])
+@pytest.mark.parametrize("weight", [False, True])
+def test_a_scale_of_zero_is_the_least_one_in_table_and_graph(tmp_path: Path, scale: float, weight: bool) -> None:
+    """Either gives zeros; the table can be read again, and a note names the tensor."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            of_weight = Mark((0.1, scale, 0.2), 0) if weight else Mark((0.1,), None)
+            x = mark(x, ONE if weight else Mark((scale,), None))
+            return nn.functional.linear(x, mark(self.head.weight, of_weight), self.head.bias)
+
+    captured = as_given(capture(nets.loaded(Scaled(), ("N", 4))))
+    amax = given_amax(captured)
+    table = given_table(amax, {})
+    table.save(tmp_path / "t.json")
+    assert CalibrationTable.load(tmp_path / "t.json").amax == table.amax
+    made = quantize(captured, int8=True, half=None, keep=Keep(), amax=amax, ranges={})
+    (note,) = [n for n in made.notes if "below 1.18e-38" in n]
+    assert note.startswith("scales of the model that are 0, or below 1.18e-38, are that in the engine: the model (")

@@ -146,3 +146,32 @@ def test_a_product_of_moved_activations_is_not_taken_for_one_of_a_weight(fed: bo
     assert dequantizer("t", producers, {"s", "z", "w"}) is None
     assert dequantizer("d", producers, {"s", "z", "w"}) is nodes[-2]
     assert dequantizer("t", producers, {"s", "z", "w", "r" if fed else "x"}) is nodes[-2]
+
+
+class Several(nn.Module):
+    """Operations without a name in ONNX, several of a kind in one module, beside others in other precisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.gelu(x)
+        x = x + self.b(nn.functional.gelu(self.a(y)))
+        return self.head(torch.relu(x.amax(1)) - x.amin(1))
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "10.3.0", None])
+@pytest.mark.parametrize("int8", [False, True])
+def test_each_operation_of_a_module_is_what_its_own_nodes_compute_in(version: str | None, int8: bool) -> None:
+    captured = capture(nets.loaded(nets.settled(Several(), nets.images(4, 6, 32)), ("N", 6, 32)))
+    amax = {site.key: 3.0 for site in captured.sites} if int8 else {}
+    quantized = quantize(captured, int8=int8, half=torch.float16, keep=Keep(), amax=amax, ranges={})
+    graph = to_onnx(quantized, version)
+    types = element_types(onnx.load_from_string(graph.data))
+    said = [(layer.op, layer.precision) for layer in read_back(quantized.layers, graph)]
+    assert [p for op, p in said if op in ("amax", "amin")] == ["fp32", "fp32"]  # ONNX Runtime and TensorRT reduce so
+    wide = int8 and version == "8.6.1"
+    gelus = {types[n.output[0]] for n in onnx.load_from_string(graph.data).graph.node if n.op_type in ("Gelu", "Erf")}
+    assert gelus == ({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16} if wide else {onnx.TensorProto.FLOAT16})
+    assert [p for op, p in said if op == "gelu"] == (["fp16", "fp32"] if wide else ["fp16", "fp16"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from calib.audit import LEAST_AMAX
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, is_constant, module_path, op_name
@@ -34,7 +35,7 @@ def given_amax(captured: Captured) -> dict[str, float]:
                 "Quantize it by tensor."
             )
         if site.axis is None:
-            found[site.group] = scales[0] * INT8.largest
+            found[site.group] = max(scales[0] * INT8.largest, LEAST_AMAX)
     return found
 
 
@@ -42,7 +43,8 @@ def _positive(site: Site) -> Mark:
     """The scales of a quantized input.
 
     Raises:
-        InputError: one is negative or not finite, which TensorRT does not take.
+        InputError: one is negative or not finite, which TensorRT does not take. Nor does it take 0, for which the least
+            stands (`raised`): both give zeros.
     """
     mark = marks_of(site.consumer)[site.producer.name]
     for scale in mark.scales:
@@ -75,6 +77,15 @@ def as_given(captured: Captured) -> Captured:
             scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()
             int8[site.consumer.name] = Int8Weight(weight, scales, None)
     return replace(captured, int8=int8)
+
+
+def raised(captured: Captured, sites: Sequence[Site]) -> list[str]:
+    """A note on the tensors whose scales in the file are 0, or too small for float32: the engine has the least one."""
+    small = [s for s in sites if min(_positive(s).scales) < SMALLEST_SCALE] if is_marked(captured.graph) else []
+    if not small:
+        return []
+    named = ", ".join(dict.fromkeys(f"{module_path(s.consumer) or 'the model'} ({s.producer.name})" for s in small))
+    return [f"scales of the model that are 0, or below {SMALLEST_SCALE:.3g}, are that in the engine: {named}"]
 
 
 def not_fused(sites: Sequence[Site]) -> list[str]:

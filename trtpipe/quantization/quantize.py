@@ -23,7 +23,7 @@ from trtpipe.model.pt2e import (
 )
 from trtpipe.model.sites import kept_sites, of_product, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
-from trtpipe.quantization.given import not_fused
+from trtpipe.quantization.given import not_fused, raised
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs, idle_modes
@@ -231,7 +231,7 @@ def quantize(
     plan = checked_plan(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
-        notes += not_fused(plan.int8)
+        notes += [*not_fused(plan.int8), *raised(captured, plan.int8)]
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
     unmet: tuple[str, ...] = ()
     if narrow is not None:

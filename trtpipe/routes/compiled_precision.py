@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.formats import DYNAMIC_QUANTIZE, product_format
-from trtpipe.values import LayerPrecision, OnnxModel, PrecisionName
+from trtpipe.values import PRECISIONS_BY_WIDTH, LayerPrecision, OnnxModel, PrecisionName
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -37,6 +37,8 @@ _NOT_COMPUTING = (
     *_MOVES, "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "Identity",
     "Pad", "QuantizeLinear", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
 )  # fmt: skip
+#: How the exporter, and casts that are added later, name what lies within an operation.
+_INNER = re.compile(r"val_\d+$|.*/")
 #: Floating-point types by their numbers in onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16.
 _FLOATS: Mapping[int, PrecisionName] = {1: "fp32", 10: "fp16", 16: "bf16"}
 
@@ -45,9 +47,9 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     """`layers` with the precision that the graph says: a product whose factors are dequantized is what they were stored
     in, any other node what its input is.
 
-    An operation is found by its module and its place among those of one kind there. One that has no name of its own in
-    ONNX, planned in floating point, is in what all nodes of its module compute in, if that is one type. Otherwise (they
-    differ, or the exporter split or merged some) what was planned stays.
+    An operation is found by its module and its place among those of one kind there; one that is written as several
+    nodes, and was planned in floating point, by its output, which the exporter names after it, and is what the widest
+    of its nodes computes in. Where their numbers differ (the exporter split or merged some), what was planned stays.
     """
     import onnx
 
@@ -55,17 +57,16 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     types = element_types(model)
     producers = {output: node for node in model.graph.node for output in node.output}
     weights = {i.name for i in model.graph.initializer}
-    others: dict[str, set[PrecisionName]] = {}
     nodes: dict[tuple[str, tuple[str, ...]], list[PrecisionName]] = {}
     kinds = dict.fromkeys(ONNX_OPERATORS.values())
+    ends: dict[tuple[str, str], list[str]] = {}
     for node in model.graph.node:
         path = re.sub(rf"/?{node.op_type}(_\d+)?$", "", node.name)
         for kind in kinds:
             if node.op_type in kind:
                 nodes.setdefault((path, kind), []).append(_precision(node, types, producers, weights))
-        if not any(node.op_type in kind for kind in kinds) and node.op_type not in _NOT_COMPUTING:
-            floats = (_float_of(types.get(name)) for name in node.output)
-            others.setdefault(path, set()).update(f for f in floats if f is not None)
+        for output in node.output:
+            ends.setdefault((path, re.sub(r"_\d+$", "", output)), []).append(output)
     planned: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, layer in enumerate(layers):
         if layer.op in ONNX_OPERATORS:
@@ -75,14 +76,35 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
         compiled = nodes.get(key, [])
         if len(compiled) == len(places):
             found.update(zip(places, compiled, strict=True))
+    written: dict[tuple[str, str], list[int]] = {}
     for at, layer in enumerate(layers):
-        of_module = tuple(others.get(layer.module, ()))
-        if layer.op not in ONNX_OPERATORS and layer.precision in _FLOATS.values() and len(of_module) == 1:
-            found[at] = of_module[0]
+        if layer.op not in ONNX_OPERATORS and layer.precision in _FLOATS.values():
+            written.setdefault((layer.module, layer.op), []).append(at)
+    for place, ats in written.items():
+        outputs = ends.get(place, [])
+        if len(outputs) == len(ats):
+            computed = (_widest(output, types, producers) for output in outputs)
+            found.update((at, p) for at, p in zip(ats, computed, strict=True) if p is not None)
     return tuple(
         layer if (now := found.get(at, layer.precision)) == layer.precision else _otherwise(layer, now)
         for at, layer in enumerate(layers)
     )
+
+
+def _widest(output: str, types: Mapping[str, int], producers: Mapping[str, NodeProto]) -> PrecisionName | None:
+    """The widest floating-point type that an operation's nodes compute in; that of its output where they only move."""
+    computed, way, seen = set[PrecisionName | None](), [output], {output}
+    while way:
+        node = producers[way.pop()]
+        if node.op_type not in _NOT_COMPUTING:
+            computed |= {_float_of(types.get(name)) for name in (*node.input, *node.output)}
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        inner = [i for i in node.input if i in producers and i not in seen and _INNER.match(i)]
+        seen.update(inner)
+        way += inner
+    known = [p for p in computed if p is not None]
+    return max(known, key=PRECISIONS_BY_WIDTH.index) if known else _float_of(types.get(output))
 
 
 def _otherwise(layer: LayerPrecision, precision: PrecisionName) -> LayerPrecision:

@@ -170,7 +170,8 @@ def _affine(node: ir.Node) -> _Affine:
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     scales = None if scale is None or scale.const_value is None else scale.const_value.numpy()
     if scales is None or (zero is not None and zero.const_value is None):
-        raise _refused(node, "has a scale that is computed from the data")
+        fold = "Fold its constants (ONNX Runtime: save the file with ORT_ENABLE_BASIC), or give the file in FP32."
+        raise _refused(node, "has a scale that the graph computes", fold)
     if "block_size" in node.attributes and node.attributes["block_size"].value:
         raise _refused(node, "quantizes by blocks")
     zeros = np.zeros(1, np.uint8) if zero is None or zero.const_value is None else zero.const_value.numpy()

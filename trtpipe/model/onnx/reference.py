@@ -39,6 +39,8 @@ class Reference:
                     take_qdq_off(model, any_scales=True)
                     ir.save(model, path, external_data="fp32.data")
                 self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except InputError:  # of the file's Q/DQ
+            raise
         except Exception as error:
             reason = first_line(error)
             raise InputError(f"model.onnx: ONNX Runtime cannot run it ({reason}). Export it again.") from error
