@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.evaluation.control import damaged_copy
+from trtpipe.model.capture import capture
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -188,3 +189,25 @@ def test_an_exported_file_that_is_not_valid_is_said(monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == (
         "onnx: the exported file is not valid (no such operator). This is a bug of the exporter."
     )
+
+
+@pytest.mark.parametrize("bounds", [(0, 5.5), (-1.5, 2), (0, 6), (0.0, 6.0), (None, 5), (0.5, None)])
+@pytest.mark.parametrize("how", ["clamp", "clip"])
+def test_bounds_of_a_clamp_may_be_of_two_kinds(how, bounds):
+    """torch.onnx has no form of one with a whole number and another."""
+
+    class Clamped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(4, 6)
+
+        def forward(self, x):
+            return getattr(torch, how)(8 * self.head(x), *bounds)
+
+    loaded = nets.loaded(nets.settled(Clamped(), nets.images(4, 4)), ("N", 4))
+    captured = capture(loaded)
+    graph = to_onnx(quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={}))
+    x = nets.images(16, 4)
+    with torch.inference_mode():
+        wanted = loaded.module(x)[0].numpy()
+    np.testing.assert_allclose(OrtRunner(graph.data).run({"x": x.numpy()})["logits"], wanted, atol=1e-5)

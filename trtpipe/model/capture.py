@@ -215,14 +215,18 @@ def _symbol(name: str) -> sympy.Symbol:
 
 
 def _tidy(graph: torch.fx.GraphModule) -> None:
-    """Drop export's assertions, and let views copy where a changed producer changed the strides."""
+    """Drop export's assertions, let views copy where a changed producer changed the strides, and give a clamp whose
+    bounds are a whole number and another float ones, as torch.onnx has no form of it for both kinds."""
     import torch
 
+    clamps = (torch.ops.aten.clamp.default, torch.ops.aten.clip.default)
     for node in list(graph.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
         elif node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
+        elif node.target in clamps and {type(a) for a in node.args[1:]} == {int, float}:
+            node.args = (node.args[0], *map(float, node.args[1:]))
     graph.graph.eliminate_dead_code()
 
 

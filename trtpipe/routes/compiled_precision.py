@@ -98,7 +98,7 @@ def _widest(output: str, types: Mapping[str, int], producers: Mapping[str, NodeP
         node = producers[way.pop()]
         if node.op_type not in _NOT_COMPUTING:
             computed |= {_float_of(types.get(name)) for name in (*node.input, *node.output)}
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        if node.op_type == "DequantizeLinear":  # what it is made of is another operation's
             continue
         inner = [i for i in node.input if i in producers and i not in seen and _INNER.match(i)]
         seen.update(inner)
