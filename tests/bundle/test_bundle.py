@@ -22,6 +22,7 @@ from trtpipe.atomic import clean_leftovers
 from trtpipe.bundle import format as bundle_module
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, Trust, read_bundle, require_place, write_bundle
+from trtpipe.bundle.manifest import PARTS
 from trtpipe.errors import InputError
 from trtpipe.outputs import require_replaceable_folder, require_writable_file, require_writable_folder
 
@@ -182,6 +183,18 @@ def test_files_of_others_in_a_bundle_are_not_deleted(tmp_path: Path, manifest: b
     assert {p.name for p in (tmp_path / "b").iterdir()} == before | {name}
     (tmp_path / "b" / name).rename(tmp_path / name)
     assert shipping.bundle(tmp_path / "b").manifest.name == "colour"
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{", b'{"files": 1}'])
+def test_a_bundle_whose_manifest_is_damaged_is_replaced(tmp_path: Path, manifest: bytes) -> None:
+    """With all that a bundle may be made of: a night makes it whole again."""
+    shipping.bundle(tmp_path / "b")
+    (tmp_path / "b" / "manifest.json").write_bytes(manifest)
+    for name in PARTS - {"manifest.json"}:
+        (tmp_path / "b" / name).write_bytes(b"")
+    assert {"calibration.json", "calibration.corrections.safetensors", "model.engine", "model.hybrid"} < PARTS
+    shipping.bundle(tmp_path / "b")
+    assert read_bundle(tmp_path / "b").manifest.name == "colour"
 
 
 def test_nothing_is_written_into_a_bundle(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from calib.corrections import corrections_path
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from trtpipe.errors import InputError
@@ -60,8 +62,11 @@ CALIBRATION = "calibration.json"
 _DIGEST = "digest"
 REPORT = "report.html"
 TIMING_CACHE = "timing.cache"
-#: What a bundle may be made of, beside a table's corrections and plugins; a manifest that can be read says which.
-PARTS = frozenset((MANIFEST, SIGNATURE, ENGINE, GRAPH, HYBRID, GOLDEN, CALIBRATION, REPORT, TIMING_CACHE))
+#: What a bundle may be made of, beside plugins; a manifest that can be read says which.
+PARTS = frozenset((
+    MANIFEST, SIGNATURE, ENGINE, GRAPH, HYBRID, GOLDEN, CALIBRATION, corrections_path(Path(CALIBRATION)).name, REPORT,
+    TIMING_CACHE,
+))  # fmt: skip
 
 #: Builder options that change nothing in the engine: paths of the machine that built, and how much was shown.
 UNRECORDED = ("timing_cache", "calibration_cache", "log_level")
