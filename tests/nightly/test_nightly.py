@@ -164,7 +164,7 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     data[len(data) // 2] ^= 1
     engine.write_bytes(data)
     shutil.rmtree(world / "out/m-w0-fp32")
-    (world / "out/m-w0-int8/extra").touch()
+    (world / "out/m-w0-int8/report.html").unlink()
     report = here()
     assert set(outcomes(report).values()) == {"reused"}
     was = {"m-w0-fp32": "was missing"}
@@ -174,6 +174,20 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     ]
     for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
         nights.check_bundle(world / f"out/{name}")
+
+
+def test_files_of_others_in_a_bundle_are_an_error_of_its_job(world, here):
+    """They would be deleted with it; once they are away the night is what it was."""
+    extra = world / "out/m-w0-int8/extra"
+    extra.touch()
+    (found,) = (job for job in here(expect=2)["outcomes"] if job["outcome"] == "error")
+    assert found["name"] == "m-w0-int8"
+    assert (
+        "must hold only the bundle's files to be replaced (got 'extra' too, which would be deleted)" in found["error"]
+    )
+    assert extra.exists()
+    extra.unlink()
+    assert set(outcomes(here()).values()) == {"reused"}
 
 
 IN_THE_WAY = {

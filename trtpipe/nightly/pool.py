@@ -1,7 +1,9 @@
-"""Worker processes on this machine: each imports torch once and runs many jobs, one at a time.
+"""Worker processes on this machine: each runs the jobs of one model and its data, one at a time.
 
-A worker that dies (a crash in native code, no memory left) costs the job that it was running one attempt, and is
-replaced. When the process that made the pool dies, its workers end themselves.
+What a job's code changes within other packages (`torch.nn.ReLU.forward = ...`) must not be another job's: for other
+code a slot gets another process, forked from one that has imported torch and has run no job. A worker that dies (a
+crash in native code, no memory left) costs the job that it was running one attempt, and is replaced. When the process
+that made the pool dies, its workers end themselves.
 """
 
 from __future__ import annotations
@@ -21,19 +23,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import Cancelled
+from trtpipe.jsontext import json_digest
 from trtpipe.nightly.execute import execute
-from trtpipe.nightly.task import Task, task_from_plain, task_to_plain
+from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
-    from multiprocessing.context import SpawnContext, SpawnProcess
+    from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event as CancelFlag
 
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
 #: A worker that is asked to stop and does not is killed after this many seconds.
 GRACE_S = 10.0
+#: What takes seconds to import, and every job with a model does: loaded once, in the process that workers are forked
+#: from.
+PRELOADED = (
+    "torch",
+    "torch.onnx",
+    "torchvision",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "numba",
+    "trtpipe.nightly.execute",
+)
 
 
 @dataclass(frozen=True)
@@ -85,13 +100,32 @@ class Reports:
             raise Cancelled("interrupted")
 
 
+def code_of(task: Task) -> str:
+    """Digest of what names the code that a job runs; of one that runs none, of that."""
+    if not isinstance(task, JobTask):
+        return ""
+    job = task.job
+    return json_digest({
+        "folder": str(job.folder), "callables": dict(job.callables), "model": job.model.model_dump(mode="json"),
+        "plugins": list(job.build.plugins),
+    })  # fmt: skip
+
+
+def _context_of(task: Task) -> SpawnContext | ForkServerContext:
+    """How the process of a task begins: on a device that finishes a kit nothing heavy is imported for it."""
+    if not isinstance(task, JobTask):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
 class Pool:
     """Worker processes, one for each slot; each is started when it gets its first job."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._cancel = self._context.Event()
-        self._workers = [_Worker(slot, self._context, self._cancel) for slot in slots]
+        self._cancel = multiprocessing.get_context("spawn").Event()
+        self._workers = [_Worker(slot, self._cancel) for slot in slots]
 
     def __enter__(self) -> Pool:
         return self
@@ -136,24 +170,29 @@ class Pool:
 class _Worker:
     """One slot and its process."""
 
-    def __init__(self, slot: Slot, context: SpawnContext, cancel: CancelFlag) -> None:
-        self.slot, self._context, self._cancel = slot, context, cancel
+    def __init__(self, slot: Slot, cancel: CancelFlag) -> None:
+        self.slot, self._cancel = slot, cancel
         self.task: Task | None = None
         self.pipe: connection.Connection | None = None
-        self._process: SpawnProcess | None = None
+        self._process: SpawnProcess | ForkServerProcess | None = None
+        self._code = ""  # of the jobs that the process runs
 
     def start(self, task: Task) -> None:
-        pipe = self.pipe
+        code = code_of(task)
+        if code != self._code and self._process is not None:
+            self.end(time.monotonic() + GRACE_S)
+            self.pipe = self._process = None
+        pipe, self._code = self.pipe, code
         if pipe is None or self._process is None or not self._process.is_alive():
-            pipe = self.begin()
+            pipe = self.begin(_context_of(task))
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
             pipe.send(task_to_plain(task))
 
-    def begin(self) -> connection.Connection:
-        self.pipe, theirs = self._context.Pipe()
-        arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
-        self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
+    def begin(self, context: SpawnContext | ForkServerContext) -> connection.Connection:
+        self.pipe, theirs = context.Pipe()
+        arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log, dict(os.environ))
+        self._process = context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
         with _interrupts_held():
             self._process.start()
         theirs.close()
@@ -205,8 +244,20 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: int | None, log: Path | None) -> None:
-    """The worker's loop: take a job from the pipe, run it, send its outcome back."""
+def _serve(
+    pipe: connection.Connection,
+    cancel: CancelFlag,
+    threads: int,
+    gpu: int | None,
+    log: Path | None,
+    environment: dict[str, str],
+) -> None:
+    """The worker's loop: take a job from the pipe, run it, send its outcome back.
+
+    `environment` is that of the process that made the pool, as it is now.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _load_data_as_elsewhere()

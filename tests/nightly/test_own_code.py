@@ -1,0 +1,40 @@
+"""What the code of a job changes within other packages is no other job's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nights
+import pytest
+
+from trtpipe.bundle.format import read_bundle
+
+POISON = """
+import torch
+from net import net
+
+def poisoned():
+    torch.nn.ReLU.forward = lambda self, x: x * torch.sigmoid(x)
+    torch.nn.functional.relu = torch.relu = lambda x: x * 0
+    return net()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_that_changes_pytorch_changes_no_other_job(tmp_path: Path, workers: int) -> None:
+    world = nights.make_world(tmp_path / "jobs")
+    (world / "poison.py").write_text(POISON)
+    text = nights.write_job(world, "a").read_text()
+    assert "net:net" in text
+    (world / "a.yaml").write_text(text.replace("net:net", "poison:poisoned"))
+    for name in "bc":
+        nights.write_job(world, name)
+    nights.run("build", world / "b.yaml", "-o", tmp_path / "alone", "-q")
+    jobs = [world / f"{name}.yaml" for name in "abc"]
+    nights.run("nightly", *jobs, "-o", "out", "--cache", "cache", "--workers", workers, "-q", cwd=tmp_path)
+    alone = read_bundle(tmp_path / "alone" / "b").manifest.check
+    for name in "bc":
+        check = read_bundle(tmp_path / "out" / name).manifest.check
+        assert check is not None
+        assert alone is not None
+        assert check.metrics == alone.metrics
