@@ -91,7 +91,7 @@ def test_the_page_shows_every_default_that_a_section_sets() -> None:
                         assert f"`{inner}: {set_to}`" in page, (name, key)
 
 
-def test_every_whole_number_has_a_largest_value(tmp_path):
+def test_every_whole_number_has_a_largest_value():
     """What takes 64 or 32 bits in the end is refused by name before anything is done. The ranges of a profile are
     within those of the inputs, which have one."""
 

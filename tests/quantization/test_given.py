@@ -151,22 +151,25 @@ def test_an_activation_with_a_scale_for_each_channel_is_refused() -> None:
     assert str(caught.value) == "model: an activation must have one scale (got 4). Quantize it by tensor."
 
 
+class Scaled(nn.Module):
+    """A linear with one scale that is given, of its weight or of its input."""
+
+    def __init__(self, scale: float, weight: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.of_weight = Mark((0.1, scale, 0.2), 0) if weight else Mark((0.1,), None)
+        self.of_input = ONE if weight else Mark((scale,), None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(mark(x, self.of_input), mark(self.head.weight, self.of_weight), self.head.bias)
+
+
 @pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
 @pytest.mark.parametrize("weight", [False, True])
 def test_a_scale_that_tensorrt_does_not_take_is_refused(scale: float, weight: bool) -> None:
     """Clamped to the smallest scale, a channel would be zero in the engine."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            of_weight = Mark((0.1, scale, 0.2), 0) if weight else Mark((0.1,), None)
-            x = mark(x, ONE if weight else Mark((scale,), None))
-            return nn.functional.linear(x, mark(self.head.weight, of_weight), self.head.bias)
-
-    captured = capture(nets.loaded(Scaled(), ("N", 4)))
+    captured = capture(nets.loaded(Scaled(scale, weight), ("N", 4)))
     with pytest.raises(InputError) as caught:
         as_given(captured) if weight else given_amax(captured)
     assert re.match(r"model: the scales of \w+ must be positive \(got ", str(caught.value))
@@ -197,17 +200,7 @@ def test_a_constant_with_a_scale_for_each_channel_is_refused() -> None:
 def test_a_scale_of_zero_is_the_least_one_in_table_and_graph(tmp_path: Path, scale: float, weight: bool) -> None:
     """Either gives zeros; the table can be read again, and a note names the tensor."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            of_weight = Mark((0.1, scale, 0.2), 0) if weight else Mark((0.1,), None)
-            x = mark(x, ONE if weight else Mark((scale,), None))
-            return nn.functional.linear(x, mark(self.head.weight, of_weight), self.head.bias)
-
-    captured = as_given(capture(nets.loaded(Scaled(), ("N", 4))))
+    captured = as_given(capture(nets.loaded(Scaled(scale, weight), ("N", 4))))
     amax = given_amax(captured)
     table = given_table(amax, {})
     table.save(tmp_path / "t.json")

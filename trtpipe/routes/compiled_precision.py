@@ -32,7 +32,7 @@ ONNX_OPERATORS = {
 
 #: Operations between a stored weight's DequantizeLinear and its reader that change no number.
 _MOVES = ("Transpose", "Reshape", "Cast")
-#: Operations whose type says nothing of what the others of a module compute in.
+#: Operations that move values, or make the integers: their type is not what an operation computes in.
 _NOT_COMPUTING = (
     *_MOVES, "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "Identity",
     "Pad", "QuantizeLinear", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
