@@ -206,5 +206,17 @@ def test_a_scale_of_zero_is_the_least_one_in_table_and_graph(tmp_path: Path, sca
     table.save(tmp_path / "t.json")
     assert CalibrationTable.load(tmp_path / "t.json").amax == table.amax
     made = quantize(captured, int8=True, half=None, keep=Keep(), amax=amax, ranges={})
-    (note,) = [n for n in made.notes if "below 1.18e-38" in n]
-    assert note.startswith("scales of the model that are 0, or below 1.18e-38, are that in the engine: the model (")
+    (note,) = [n for n in made.notes if "are raised" in n]
+    assert note.startswith(
+        "scales of the model that are 0, or too small for float32 or for INT32 biases, are raised: the model ("
+    )
+
+
+def test_a_scale_too_small_for_its_bias_in_int32_is_raised_with_a_note() -> None:
+    """Stock ONNX Runtime adds the bias in units of both scales' product."""
+    captured = as_given(capture(nets.loaded(Scaled(1e-12, weight=True), ("N", 4))))
+    made = quantize(captured, int8=True, half=None, keep=Keep(), amax=given_amax(captured), ranges={})
+    assert [n for n in made.notes if "are raised: the model (" in n]
+    as_it_is = as_given(capture(nets.loaded(Scaled(0.1, weight=True), ("N", 4))))
+    made = quantize(as_it_is, int8=True, half=None, keep=Keep(), amax=given_amax(as_it_is), ranges={})
+    assert not [n for n in made.notes if "are raised" in n]

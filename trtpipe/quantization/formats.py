@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calib.audit import DEAD_AMAX
 from trtpipe.errors import InputError
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
 
-#: A tensor that is zero on all samples still needs a positive scale.
+#: The least normal number of float32: no scale is smaller.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -60,8 +61,24 @@ def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
 
 
 def scales_of(amax: torch.Tensor, number_format: NumberFormat, half: torch.dtype | None) -> torch.Tensor:
-    """float32 scales, of amax's shape: amax / largest, positive, rounded up to `half` where there is one."""
-    return rounded_up((amax.to(torch.float32) / number_format.largest).clamp_min(SMALLEST_SCALE), half)
+    """float32 scales, of amax's shape: amax / largest, positive, rounded up to `half` where there is one.
+
+    What is zero, or has no normal scale, is exact in any: it gets that of `DEAD_AMAX`, as a dead activation does. The
+    least one would not do: ONNX Runtime divides a bias by the product of its operation's scales.
+    """
+    exact = amax.to(torch.float32) / number_format.largest
+    dead = torch.full_like(exact, DEAD_AMAX / number_format.largest)
+    return rounded_up(torch.where(exact < SMALLEST_SCALE, dead, exact), half)
+
+
+def least_scales(bias: torch.Tensor, input_scale: float) -> torch.Tensor:
+    """float32 scales, of the shape of `bias`, below which no channel's weight scale may be.
+
+    Where an operation's input has a scale too, runtimes add its bias in INT32, in units of the two scales' product: it
+    is at most 2^30 of them, with room for the sum of products. A weight whose scale is raised to that is nothing beside
+    its bias: the rounding costs at most 2^-24 of the bias for each input of the channel.
+    """
+    return bias.detach().abs().to(torch.float32) / (input_scale * 2.0**30)
 
 
 def block_size(number_format: NumberFormat, inputs: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
-from trtpipe.quantization.formats import INT8, SMALLEST_SCALE
+from trtpipe.quantization.formats import INT8, SMALLEST_SCALE, least_scales
 from trtpipe.values import Captured, Int8Weight, Site
 
 
@@ -79,13 +79,31 @@ def as_given(captured: Captured) -> Captured:
     return replace(captured, int8=int8)
 
 
-def raised(captured: Captured, sites: Sequence[Site]) -> list[str]:
-    """A note on the tensors whose scales in the file are 0, or too small for float32: the engine has the least one."""
-    small = [s for s in sites if min(_positive(s).scales) < SMALLEST_SCALE] if is_marked(captured.graph) else []
+def raised(captured: Captured, sites: Sequence[Site], scales: Mapping[str, float]) -> list[str]:
+    """A note on the tensors whose scales in the file are smaller than the engine can have them.
+
+    Args:
+        captured: the graph of any model.
+        sites: its quantized inputs.
+        scales: the engine's, of activations, by table key.
+    """
+    if not is_marked(captured.graph):
+        return []
+    inputs = {s.consumer: scales[s.group] for s in sites if s.axis is None}
+    small = [s for s in sites if _too_small(captured, s, inputs.get(s.consumer))]
     if not small:
         return []
     named = ", ".join(dict.fromkeys(f"{module_path(s.consumer) or 'the model'} ({s.producer.name})" for s in small))
-    return [f"scales of the model that are 0, or below {SMALLEST_SCALE:.3g}, are that in the engine: {named}"]
+    return [f"scales of the model that are 0, or too small for float32 or for INT32 biases, are raised: {named}"]
+
+
+def _too_small(captured: Captured, site: Site, input_scale: float | None) -> bool:
+    given = torch.tensor(_positive(site).scales, dtype=torch.float32)
+    bias = site.consumer.args[2] if site.axis is not None and len(site.consumer.args) > 2 else None
+    least = torch.tensor(SMALLEST_SCALE)
+    if input_scale is not None and isinstance(bias, torch.fx.Node):
+        least = least_scales(constant_value(captured.graph, bias), input_scale).clamp_min(SMALLEST_SCALE)
+    return bool((given < least).any())
 
 
 def not_fused(sites: Sequence[Site]) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 
 from calib.observers import HistogramObserver
 from trtpipe.model.pt2e import UniformQuantizationObserverBase
-from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.formats import INT8, rounded_up, scales_of
 
 #: The integers of INT8; and the levels that weights are given here, whose amax is their exact maximum. A model that was
 #: quantized elsewhere may have others.
@@ -39,7 +39,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017).
 
-    A corrected weight comes with its own `scales` (float32 [C]).
+    A corrected weight comes with its own `scales` (float32 [C]). None is below `least` (float32 [C]), if that is given.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: object):
@@ -49,6 +49,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         self.half = half
         self.amax = torch.zeros(0)
         self.scales: torch.Tensor | None = None
+        self.least: torch.Tensor | None = None
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
@@ -58,6 +59,8 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 scales [C] and int64 zero points [C] (all 0)."""
-        scales = (self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE) if self.scales is None else self.scales
+        scales = scales_of(self.amax, INT8, None) if self.scales is None else self.scales
+        if self.least is not None:
+            scales = torch.maximum(scales, self.least)
         scales = rounded_up(scales, self.half)
         return scales, torch.zeros_like(scales, dtype=torch.int64)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+from torch.fx import Node
 
 from trtpipe.errors import InputError
 from trtpipe.model.export import export
@@ -22,7 +22,7 @@ from trtpipe.model.pt2e import (
     prepare_pt2e,
 )
 from trtpipe.model.sites import kept_sites, of_product, shared_scales
-from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
+from trtpipe.quantization.formats import FORMATS, INT8, check_complete, least_scales, scales_of
 from trtpipe.quantization.given import not_fused, raised
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
@@ -37,7 +37,7 @@ from trtpipe.quantization.precision import (
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import GraphModule
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
@@ -163,24 +163,29 @@ def place_qdq(prepared: Prepared, amax: Mapping[str, float]) -> tuple[GraphModul
     check_complete(amax, prepared.observers)
     sharing = shared_scales(prepared.sites)
     for key, observer in prepared.observers.items():
-        scale = torch.tensor([np.float32(amax[key]) / np.float32(127)], dtype=torch.float32).clamp_min(SMALLEST_SCALE)
-        observer.scale = scales[key] = float(rounded_up(scale, prepared.types.of(sharing[key]))[0])
+        observer.scale = scales[key] = float(scales_of(torch.tensor(amax[key]), INT8, prepared.types.of(sharing[key])))
+    inputs = {site.consumer.name: scales[site.group] for site in prepared.sites if site.axis is None}
     for site in prepared.sites:
         if site.axis is not None:
-            _observe_weight(prepared.graph, site, prepared.int8.get(site.consumer.name))
+            _observe_weight(prepared.graph, site, prepared.int8.get(site.consumer.name), inputs.get(site.consumer.name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return convert_pt2e(prepared.graph), scales
 
 
-def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None) -> None:
+def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None, input_scale: float | None) -> None:
+    """Show a weight, and the bias beside it, to its observer; `input_scale` is None where the input has none."""
     consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
+    bias = consumer.args[2] if len(consumer.args) > 2 else None
     for node in consumer.all_input_nodes:
         if node.op == "call_module" and node.args[0].name == site.producer.name:
             observer = graph.get_submodule(str(node.target))
             assert isinstance(observer, PerChannelWeightObserver)
             observer(constant_value(graph, node.args[0]))
             observer.scales = None if corrected is None else corrected.scales
+            if input_scale is not None and isinstance(bias, Node):
+                least = least_scales(constant_value(graph, bias), input_scale)
+                observer.least = least if observer.least is None else torch.maximum(observer.least, least)
 
 
 def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> ActivationObserver:
@@ -231,7 +236,7 @@ def quantize(
     plan = checked_plan(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
-        notes += [*not_fused(plan.int8), *raised(captured, plan.int8)]
+        notes += not_fused(plan.int8)
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
     unmet: tuple[str, ...] = ()
     if narrow is not None:
@@ -239,6 +244,7 @@ def quantize(
         unmet = (*idle_globs(narrow.modes, nodes, keep), *idle_modes(narrow.modes, plan.chosen))
     if plan.int8:
         graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), types), amax)
+        notes += raised(captured, plan.int8, scales)
     else:
         graph = copied(captured.graph)
     if narrow is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.formats import INT8, scales_of
 from trtpipe.quantization.observers import WEIGHT_RANGE
 
 #: Added to the diagonal of the inputs' second moments, relative to its mean.
@@ -29,7 +29,7 @@ def weight_scales(w: torch.Tensor) -> torch.Tensor:
     Engines of every half precision hold the very same scales then. A smaller amax, by least squared error, is no
     better: with 127 levels the largest weight costs more when it is cut than all the others gain.
     """
-    return rounded_up((w.abs().amax(-1) / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), torch.bfloat16)
+    return scales_of(w.abs().amax(-1), INT8, torch.bfloat16)
 
 
 def int8_levels(x: torch.Tensor) -> torch.Tensor:
