@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nights
@@ -38,3 +39,26 @@ def test_a_job_that_changes_pytorch_changes_no_other_job(tmp_path: Path, workers
         assert check is not None
         assert alone is not None
         assert check.metrics == alone.metrics
+
+
+def test_a_package_that_cannot_be_imported_costs_the_jobs_that_need_it(tmp_path: Path) -> None:
+    """The process that workers are forked from imports it before any job does."""
+    world = nights.make_world(tmp_path / "jobs")
+    (tmp_path / "other" / "torchvision").mkdir(parents=True)
+    (tmp_path / "other" / "torchvision" / "__init__.py").write_text(
+        "import torch\nraise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    (world / "vision.py").write_text("import torchvision\nfrom net import net\n")
+    for name in ("a", "b", "c"):
+        path = nights.write_job(world, name)
+        path.write_text(path.read_text().replace("net:net", "net:net" if name == "b" else "vision:net"))
+    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", "--json")
+    process = nights.start(*command, cwd=tmp_path, packages=(tmp_path / "other",))
+    out, err = process.communicate()
+    assert process.returncode == 2, err
+    report = json.loads(out)
+    assert nights.outcomes(report) == {"a": "error", "b": "built", "c": "error"}
+    errors = [o["error"].splitlines()[0] for o in report["outcomes"] if o["name"] != "b"]
+    assert (
+        errors == ["model.factory: importing vision raised RuntimeError: operator torchvision::nms does not exist"] * 2
+    )

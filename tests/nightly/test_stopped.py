@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -180,12 +179,12 @@ def test_the_only_job_of_a_night_is_stopped(workers, place, number, tmp_path):
         assert (resumed["resumed"], outcomes(resumed)) == (True, {"only": "built"})
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_begins_is_not_interrupted_with_its_night(tmp_path, capfd, method):
+@pytest.mark.parametrize("model", [False, True])
+def test_a_worker_that_begins_is_not_interrupted_with_its_night(tmp_path, capfd, model):
     """Ctrl-C reaches the whole process group; what a worker imports takes seconds, and it printed a traceback."""
     with Pool([Slot("w", 1, log=tmp_path / "log")]) as pool:
         (worker,) = pool._workers
-        worker.begin(multiprocessing.get_context(method))
+        worker.begin(model=model)
         began = time.monotonic()
         os.kill(worker._process.pid, signal.SIGINT)
         while not (tmp_path / "log").exists():  # it is written once interrupts are ignored

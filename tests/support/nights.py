@@ -83,16 +83,16 @@ def write_job(folder, name, extra="build: {target: onnxruntime}\n", weight="w0.s
     return path
 
 
-def environment():
-    """Of a subprocess: this trtpipe, one thread each."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def environment(*packages):
+    """Of a subprocess: this trtpipe, one thread each, and folders of packages that hide those installed."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*packages, ROOT))), "OMP_NUM_THREADS": "1"}
 
 
-def start(*arguments, cwd=None, **kwargs):
+def start(*arguments, cwd=None, packages=(), **kwargs):
     """`trtpipe ...` as a process of its own."""
     command = [sys.executable, "-m", "trtpipe", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
-    return subprocess.Popen(command, env=environment(), cwd=cwd, text=True, **pipes)
+    return subprocess.Popen(command, env=environment(*packages), cwd=cwd, text=True, **pipes)
 
 
 def run(*arguments, cwd=None, expect=0):

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calib.user_code import OURS
+from trtpipe import __version__
 from trtpipe.cli.interrupts import interrupted_by
 from trtpipe.cli.results import discard_results, results
 from trtpipe.errors import Cancelled
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.table import Table
 
+#: Below a traceback.
+A_BUG = f"this is a bug in trtpipe {__version__}; please report it with the lines above"
 _BAR_EVERY_S = 0.05
 #: What a terminal would obey instead of showing: names of files and texts of bundles are anybody's.
 _UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}

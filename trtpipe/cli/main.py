@@ -188,7 +188,7 @@ def _unexpected(settings: Settings, error: BaseException) -> ExitCode:
             return _failed(settings, said, shown.exit_code)
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)
-    return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", BUG)
+    return _failed(settings, console.A_BUG, BUG)
 
 
 def _failed(settings: Settings, message: str, code: ExitCode, problems: Sequence[Problem] = ()) -> ExitCode:

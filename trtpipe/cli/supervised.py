@@ -101,18 +101,31 @@ def _judged(ended: int, reached: bytes, *, stopped: bool) -> ExitCode:
         if stopped and number not in _ASKED_FOR:
             _say(f"interrupted: the process was ended by {number.name} while it stopped.", Cancelled.exit_code)
             return Cancelled.exit_code
-        code = ExitCode(128 - ended)  # as a shell has it
+        message, code = early_end(ended)
         if number not in _ASKED_FOR:
-            _say(f"trtpipe: the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", code)
+            _say(f"trtpipe: {message}", code)
         return code
     if not reached:
-        _say(
-            f"trtpipe: the process ended before the command did (exit code {ended}): code of the job, or a library, "
-            "called os._exit, exec or exit(). Take that call out.",
-            InputError.exit_code,
-        )
-        return InputError.exit_code
+        message, code = early_end(ended)
+        _say(f"trtpipe: {message}", code)
+        return code
     return ExitCode(reached[0] or ended)
+
+
+def early_end(ended: int) -> tuple[str, ExitCode]:
+    """Why a process that runs code of jobs has ended before its work did, and the command's exit code for that.
+
+    Args:
+        ended: its exit code, negative when a signal ended it.
+    """
+    if ended < 0:
+        number = signal.Signals(-ended)
+        return f"the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", ExitCode(128 - ended)
+    return (
+        f"the process ended before the command did (exit code {ended}): code of the job, or a library, called "
+        "os._exit, exec or exit(). Take that call out.",
+        InputError.exit_code,
+    )
 
 
 _CRASHED = "A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see where."

@@ -15,6 +15,7 @@ from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import RETRIES, Event, Pool, Reports, Slot
 from trtpipe.nightly.task import JobTask, Task, failure
+from trtpipe.pipeline.apart import code_of
 from trtpipe.pipeline.cached import Memory
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Local:
                 queue.again(task, dataclasses.replace(task, attempts=tried))
 
     def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
+        if len({code_of(task.job) for task in tasks if isinstance(task, JobTask)}) > 1:
+            watcher.note("--workers 0: what the code of one model changes in other packages stays for those after it")
         memory = Memory()
         for task in tasks:
             if watcher.cancelled():

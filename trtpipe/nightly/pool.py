@@ -1,9 +1,8 @@
 """Worker processes on this machine: each runs the jobs of one model and its data, one at a time.
 
-What a job's code changes within other packages (`torch.nn.ReLU.forward = ...`) must not be another job's: for other
-code a slot gets another process, forked from one that has imported torch and has run no job. A worker that dies (a
-crash in native code, no memory left) costs the job that it was running one attempt, and is replaced. When the process
-that made the pool dies, its workers end themselves.
+For other code a slot gets another process (`pipeline.apart`). A worker that dies (a crash in native code, no memory
+left) costs the job that it was running one attempt, and is replaced. When the process that made the pool dies, its
+workers end themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,32 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import Cancelled
-from trtpipe.jsontext import json_digest
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
+from trtpipe.pipeline.apart import begin, code_of, entered
 from trtpipe.pipeline.cached import Memory
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event as CancelFlag
+
+    from trtpipe.pipeline.apart import Process
 
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
 #: A worker that is asked to stop and does not is killed after this many seconds.
 GRACE_S = 10.0
-#: What takes seconds to import, and every job with a model does: loaded once, in the process that workers are forked
-#: from.
-PRELOADED = (
-    "torch",
-    "torch.onnx",
-    "torchvision",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
-    "numba",
-    "trtpipe.nightly.execute",
-)
 
 
 @dataclass(frozen=True)
@@ -100,24 +87,9 @@ class Reports:
             raise Cancelled("interrupted")
 
 
-def code_of(task: Task) -> str:
-    """Digest of what names the code that a job runs; of one that runs none, of that."""
-    if not isinstance(task, JobTask):
-        return ""
-    job = task.job
-    return json_digest({
-        "folder": str(job.folder), "callables": dict(job.callables), "model": job.model.model_dump(mode="json"),
-        "plugins": list(job.build.plugins),
-    })  # fmt: skip
-
-
-def _context_of(task: Task) -> SpawnContext | ForkServerContext:
-    """How the process of a task begins: on a device that finishes a kit nothing heavy is imported for it."""
-    if not isinstance(task, JobTask):
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
+def _code(task: Task) -> str:
+    """What names the code that a task runs; empty for one that runs none, on a device that finishes a kit."""
+    return code_of(task.job) if isinstance(task, JobTask) else ""
 
 
 class Pool:
@@ -174,27 +146,25 @@ class _Worker:
         self.slot, self._cancel = slot, cancel
         self.task: Task | None = None
         self.pipe: connection.Connection | None = None
-        self._process: SpawnProcess | ForkServerProcess | None = None
+        self._process: Process | None = None
         self._code = ""  # of the jobs that the process runs
 
     def start(self, task: Task) -> None:
-        code = code_of(task)
+        code = _code(task)
         if code != self._code and self._process is not None:
             self.end(time.monotonic() + GRACE_S)
             self.pipe = self._process = None
         pipe, self._code = self.pipe, code
         if pipe is None or self._process is None or not self._process.is_alive():
-            pipe = self.begin(_context_of(task))
+            pipe = self.begin(model=isinstance(task, JobTask))
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
             pipe.send(task_to_plain(task))
 
-    def begin(self, context: SpawnContext | ForkServerContext) -> connection.Connection:
-        self.pipe, theirs = context.Pipe()
+    def begin(self, *, model: bool) -> connection.Connection:
+        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
         arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log, dict(os.environ))
-        self._process = context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
-        with _interrupts_held():
-            self._process.start()
+        self._process = begin(f"trtpipe-{self.slot.name}", _serve, *arguments, model=model)
         theirs.close()
         return self.pipe
 
@@ -233,17 +203,6 @@ class _Worker:
             self._process.join()
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A process that begins in this block is not interrupted until `_serve` ignores that: importing what it runs takes
-    seconds. This one is interrupted behind the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _serve(
     pipe: connection.Connection,
     cancel: CancelFlag,
@@ -258,10 +217,7 @@ def _serve(
     """
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _load_data_as_elsewhere()
-    _end_with_parent()
+    entered(signal.SIG_IGN)  # the one who made the pool decides
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
         os.environ[driver.VISIBLE] = driver.visible(gpu, "workers")
@@ -280,30 +236,12 @@ def _serve(
         pipe.send(("done", done))
 
 
-def _load_data_as_elsewhere() -> None:
-    """Let processes that load data start as in any other program: a spawned process would spawn its own too, and those
-    cannot import the modules beside a job."""
-    methods = multiprocessing.get_all_start_methods()
-    multiprocessing.set_start_method(methods[0], force=True)  # the system's own
-
-
 def _set_threads(count: int) -> None:
     """As many as the slot has: results of float sums depend on it, so it must not depend on the load."""
     with contextlib.suppress(ImportError):
         import torch
 
         torch.set_num_threads(count)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _write_to(log: Path) -> None:

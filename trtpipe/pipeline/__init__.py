@@ -1,6 +1,7 @@
 """The stages of a job composed: build, tune, bench, kit, and the cache of their results."""
 
 __all__ = [
+    "apart",
     "bench",
     "build",
     "cache",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
+from trtpipe.cli.commands.bundles import key_option, require_key, sign_option, trusted
 from trtpipe.cli.commands.options import (
     device_option,
     diagnose_option,
@@ -27,7 +27,8 @@ from trtpipe.cli.commands.options import (
     refuse_unused,
     set_option,
 )
-from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode, user_error
+from trtpipe.cli.each import Result, Work, each
+from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, distinct_names
 from trtpipe.job.problems import Problem
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from trtpipe.progress import Reporter
     from trtpipe.values import CheckReport
 
-    Task = tuple[Path, Callable[[Reporter], Built]]
+    #: Takes a reporter, and `sign` by that name.
+    Task = Callable[..., Built]
 
 
 @click.command("build", short_help="Build jobs, check each engine, write bundles.")
@@ -96,17 +98,16 @@ def command(
             raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         before = None if replay is None else bundle_to_replay(replay, trusted(key))
 
-        signing = None if sign is None else signer(sign)
+        require_key(sign)
         cache = None if before is None else stack.enter_context(timing_cache_of(before))
-        tasks: list[Task] = [
-            (path, partial(build, _timed_by(job, cache), out, sign=signing, diagnose_seconds=diagnose_seconds))
+        works = [
+            work(path, job, partial(build, _timed_by(job, cache), out, diagnose_seconds=diagnose_seconds), sign, before)
             for path, job in loaded
         ]
         if kits:
-            finish = partial(finish_kit, key=trusted(key), sign=signing, timing_cache=cache)
-            tasks += [(path, partial(finish, path, out)) for path in kits]
-        signs = sign is not None
-        return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=signs, replay=before)
+            finish = partial(finish_kit, key=trusted(key), timing_cache=cache)
+            works += [work(path, None, partial(finish, path, out), sign, before) for path in kits]
+        return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
 def _timed_by(job: Job, cache: str | None) -> Job:
@@ -146,54 +147,32 @@ def load_jobs(
     return loaded
 
 
-def run_tasks(
-    tasks: Sequence[Task],
-    *,
-    as_json: bool,
-    verbose: int,
-    quiet: bool,
-    signs: bool = False,
-    replay: Bundle | None = None,
-) -> ExitCode:
-    """Do one task after the other, print each verdict, and return the worst exit code.
+def work(path: Path, job: Job | None, task: Task, sign: Path | None, replay: Bundle | None = None) -> Work:
+    """A task that ends with a bundle, signed by the key in the file `sign` unless the check failed.
 
-    With several, one that fails is said and the others still run. The engine is held against that of `replay`.
+    The engine is held against that of `replay`.
     """
-    codes: list[ExitCode] = []
-    results: list[JsonObject] = []
-    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
-        for path, task in tasks:
-            try:
-                built = task(reporter)
-            except Cancelled:
-                raise
-            except Exception as error:
-                shown = user_error(error)
-                if len(tasks) == 1 or shown is None:
-                    raise
-                console.err(f"{path}: {shown}")
-                codes.append(shown.exit_code)
-                results.append({"job": str(path), "error": str(shown), "exit_code": shown.exit_code})
-                continue
-            codes.append(SUCCESS if built.report.passed else FAILED)
-            result: JsonObject = {
-                "job": str(path),
-                "bundle": str(built.bundle.path),
-                "exit_code": codes[-1],
-                "check": built.report,
-                "signed": built.bundle.signature is not None,
-            }
-            replayed = None if replay is None else compared(replay, built.bundle)
-            results.append(result if replayed is None else {**result, "replay": replayed})
-            if not as_json:
-                console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
-                if replayed is not None:
-                    console.out(f"  replay: {replayed}")
-                if signs and built.bundle.signature is None:
-                    console.out("  not signed, as the check failed")
-    if as_json:
-        console.out_json(results)
-    return max(codes)
+    return Work(path, partial(_result, path, task, sign, replay), job)
+
+
+def _result(path: Path, task: Task, sign: Path | None, replay: Bundle | None, reporter: Reporter) -> Result:
+    built = task(reporter, sign=None if sign is None else signer(sign))
+    signed = built.bundle.signature is not None
+    lines = verdict(built.bundle.path.name, built.bundle.path, built.report)
+    code = SUCCESS if built.report.passed else FAILED
+    found: JsonObject = {
+        "job": str(path),
+        "bundle": str(built.bundle.path),
+        "exit_code": code,
+        "check": built.report,
+        "signed": signed,
+    }
+    if replay is not None:
+        found["replay"] = replayed = compared(replay, built.bundle)
+        lines.append(f"  replay: {replayed}")
+    if sign is not None and not signed:
+        lines.append("  not signed, as the check failed")
+    return Result(code, found, "\n".join(lines))
 
 
 def _logged(job: Job, verbose: int) -> Job:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from trtpipe.bundle.signing import configured_key
+from trtpipe.bundle.signing import configured_key, signer
 from trtpipe.values import CheckReport
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -44,6 +44,16 @@ def graph_option(function: F) -> F:
     return click.option("--graph", is_flag=True, help="Use the ONNX graph, on the CPU, instead of the engine.")(
         function
     )
+
+
+def require_key(sign: Path | None) -> None:
+    """Nothing, where the key to sign with is one, or none is given; asked before work begins.
+
+    Raises:
+        InputError: it is none.
+    """
+    if sign is not None:
+        signer(sign)
 
 
 def trusted(key: Path | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,15 @@ from trtpipe.cli.commands.options import (
     loudness_options,
     set_option,
 )
+from trtpipe.cli.each import Result, Work, each
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Reporter
 
 
 @click.command("calibrate", short_help="The calibration table of a job and its audit.")
@@ -51,25 +55,23 @@ def command(
     if single and len(loaded) > 1:
         raise click.UsageError(f"--out must be a folder for {len(loaded)} jobs (got the file {out}).")
 
-    results = []
-    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
-        for _, job in loaded:
-            table = make_table(job, reporter)
-            for note in job.unused():
-                console.err(f"{job.name}: note: {note}")
-            path = out if single else out / f"{job.name}.calibration.json"
-            with naming(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                table.save(path)
-            results.append(
-                {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}
-            )
-            if not as_json:
-                lines = [] if quiet else audit_lines(table)
-                console.out("\n".join([*lines, f"{job.name}: {console.relative(path)}"]))
-    if as_json:
-        console.out_json(results)
-    return SUCCESS
+    works = [
+        Work(path, partial(_made, job, out if single else out / f"{job.name}.calibration.json", quiet), job)
+        for path, job in loaded
+    ]
+    return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
+
+
+def _made(job: Job, path: Path, quiet: bool, reporter: Reporter) -> Result:
+    table = make_table(job, reporter)
+    for note in job.unused():
+        console.err(f"{job.name}: note: {note}")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.save(path)
+    found = {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}
+    lines = [] if quiet else audit_lines(table)
+    return Result(SUCCESS, found, "\n".join([*lines, f"{job.name}: {console.relative(path)}"]))
 
 
 def audit_lines(table: CalibrationTable) -> list[str]:

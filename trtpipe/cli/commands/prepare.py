@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from trtpipe.bundle.signing import signer
-from trtpipe.cli.commands.build import load_jobs, run_tasks
-from trtpipe.cli.commands.bundles import sign_option
+from trtpipe.cli.commands.build import load_jobs, work
+from trtpipe.cli.commands.bundles import require_key, sign_option
 from trtpipe.cli.commands.options import (
     device_option,
     diagnose_option,
@@ -20,12 +18,10 @@ from trtpipe.cli.commands.options import (
     out_option,
     set_option,
 )
+from trtpipe.cli.each import each
 from trtpipe.errors import ExitCode
 from trtpipe.pipeline.kit import write_kit
 from trtpipe.trt.flavour import require_version
-
-if TYPE_CHECKING:
-    from trtpipe.cli.commands.build import Task
 
 
 @click.command("prepare", short_help="All but the engine: a kit to build on a device.")
@@ -58,10 +54,9 @@ def command(
     if release is not None:
         require_version("--for", release)
     loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
-
-    signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [
-        (path, partial(write_kit, job, out, sign=signing, release=release, diagnose_seconds=diagnose_seconds))
+    require_key(sign)
+    works = [
+        work(path, job, partial(write_kit, job, out, release=release, diagnose_seconds=diagnose_seconds), sign)
         for path, job in loaded
     ]
-    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
+    return each(works, as_json=as_json, verbose=verbose, quiet=quiet)

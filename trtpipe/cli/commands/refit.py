@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from trtpipe.bundle.signing import signer
-from trtpipe.cli.commands.build import run_tasks
-from trtpipe.cli.commands.bundles import bundle_argument, key_option, sign_option, trusted
+from trtpipe.cli.commands.build import work
+from trtpipe.cli.commands.bundles import bundle_argument, key_option, require_key, sign_option, trusted
 from trtpipe.cli.commands.options import json_option, loudness_options, out_option
+from trtpipe.cli.each import each
 from trtpipe.errors import ExitCode
 from trtpipe.pipeline.refit import refit
 
@@ -43,6 +43,6 @@ def command(
 
     The engine must have been built with build.refit: all or individual. Run it where the engine's GPU is.
     """
-    signing = None if sign is None else signer(sign)
-    task = partial(refit, bundle, weights, out, key=trusted(key), sign=signing)
-    return run_tasks([(bundle, task)], as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
+    require_key(sign)
+    task = partial(refit, bundle, weights, out, key=trusted(key))
+    return each([work(bundle, None, task, sign)], as_json=as_json, verbose=verbose, quiet=quiet)
