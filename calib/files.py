@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+#: How a pointer begins, and what says so and helps.
+_LFS = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER, FETCH = "the pointer of Git LFS to it", "Fetch it: git lfs pull."
+
 
 def as_text(name: str) -> str:
     """`name` with each byte that is no UTF-8 (Python holds it as half a surrogate pair) spelt out as `\\udcff`."""
@@ -27,6 +31,15 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "no regular file", str(path))
     return open(path, "rb")
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what Git has in the place of one that Git LFS stores, where that was not fetched."""
+    try:
+        with open_regular(path) as stream:
+            return stream.read(len(_LFS)) == _LFS
+    except OSError:
+        return False
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:

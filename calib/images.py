@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from calib.errors import CalibError
-from calib.files import as_text, open_regular
+from calib.files import FETCH, LFS_POINTER, as_text, is_lfs_pointer, open_regular
 from calib.folders import class_folders, images_below
 from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
@@ -64,9 +64,11 @@ class Images:
                 fault = beyond_8_bits(image.mode)
                 pixels = image.convert("RGB")
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+            got, step = f"{type(error).__name__}: {_without_file(error)}", "Repair or remove the file"
+            if is_lfs_pointer(path):
+                got, step = LFS_POINTER, FETCH.rstrip(".")
             raise CalibError(
-                f"{path}: must be a readable image (got {type(error).__name__}: {_without_file(error)}). "
-                "Repair or remove the file, or set on_bad_sample: skip."
+                f"{path}: must be a readable image (got {got}). {step}, or set on_bad_sample: skip."
             ) from error
         if fault is not None:
             raise CalibError(f"{path}: {fault}")

@@ -56,7 +56,7 @@ def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterato
                 state.write(value)
 
 
-def _set_streams(streams: tuple[Any, Any]) -> None:
+def _set_streams(streams: tuple[Any, ...]) -> None:
     sys.stdout, sys.stderr = streams
 
 
@@ -123,15 +123,18 @@ def _set_autocast(devices: tuple[str, ...]) -> None:
 @contextmanager
 def as_it_begins() -> Iterator[None]:
     """Within the block what the caller has set counts for nothing: NumPy's error handling and torch's autocast are as a
-    process begins with them."""
-    errors, devices = _errors(), _autocast()
+    process begins with them, and standard streams that are None (a service, pythonw) go nowhere."""
+    errors, devices, streams = _errors(), _autocast(), (sys.stdout, sys.stderr)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         _set_errors(_NUMPY_DEFAULTS)
     _set_autocast(())
     try:
-        yield
+        with open(os.devnull, "w") as nowhere:
+            _set_streams(tuple(stream or nowhere for stream in streams))
+            yield
     finally:
+        _set_streams(streams)
         if numpy is not None:
             _set_errors(errors)
         _set_autocast(devices)

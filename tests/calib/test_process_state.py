@@ -175,3 +175,15 @@ def test_what_the_caller_has_set_counts_for_nothing(tmp_path: Path) -> None:
         assert set(np.geterr().values()) == {"raise"}
     assert made.report.metrics == plain.report.metrics
     assert made.bundle.manifest.fingerprint == plain.bundle.manifest.fingerprint
+
+
+def test_a_program_without_standard_streams_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service has none; torch.export prints to them, and its failure was blamed on the model."""
+    job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        patch.setattr(sys, "stderr", None)
+        made = trtpipe.build(job, tmp_path / "out")
+        streams = sys.stdout, sys.stderr
+    assert made.report.passed
+    assert streams == (None, None)

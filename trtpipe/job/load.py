@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calib.files import text_at_most
+from calib.files import FETCH, LFS_POINTER, is_lfs_pointer, text_at_most
 from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
@@ -271,6 +271,8 @@ class JobFile:
             got = f"{given!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
             hint = f"It is {_normal(path)}{'' if here.is_absolute() else ', from the folder of the job file'}."
             self.add(at, violation(f"be a {kind} that exists", got, hint))
+        elif self._paths_exist and there and path.is_file() and is_lfs_pointer(path):
+            self.add(at, violation("be the file itself", f"{given!r}: {LFS_POINTER}", FETCH))
         return str(_normal(path))
 
     def _validate(self, data: JsonObject) -> Job | None:

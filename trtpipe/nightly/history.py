@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -185,6 +185,22 @@ class History:
         for past in self._pasts(query, (run, count)):
             by_job.setdefault(past.outcome.name, []).append(past)
         return {name: tuple(rows) for name, rows in by_job.items()}
+
+    def gone(self, before_run: int, names: Collection[str], files: Collection[Path]) -> tuple[str, ...]:
+        """Jobs of the run before that are none any more, each with why: a file that is gone, or holds no job so named.
+
+        Args:
+            before_run: a run.
+            names: its jobs.
+            files: those that could be read.
+        """
+        before = self.latest(before_run)
+        latest = max((past.run for past in before.values()), default=0)
+        lost = {name: Path(p.outcome.file) for name, p in before.items() if p.run == latest and name not in names}
+        read = {file.resolve() for file in files}
+        why = {name: "has no job of that name" for name, file in lost.items() if file.resolve() in read}
+        why |= {name: "is gone" for name, file in lost.items() if not file.exists()}
+        return tuple(f"{name} ({lost[name]} {why[name]})" for name in sorted(why))
 
     def of_job(self, name: str) -> tuple[Past, ...]:
         """Every result of a job, the earliest first."""

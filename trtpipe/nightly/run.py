@@ -149,6 +149,8 @@ class _Night:
             if not fnmatch.filter(names, glob):
                 raise InputError(f"--accept: must fit the name of a job (got {glob!r}; the jobs: {', '.join(names)}).")
         self._require_judged(planned)
+        if gone := self.history.gone(self.run, names, {p.file for p in planned}):
+            self.notes.append(f"no job any more, and built no more: {', '.join(gone)}")
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from calib.files import FETCH, LFS_POINTER, is_lfs_pointer
 from trtpipe.errors import InputError
 
 
@@ -42,6 +43,8 @@ def require_inside(folder: Path, location: str) -> None:
         raise InputError(
             f"model.onnx: its external data must be beside it (got no file {location} in {folder}). Copy it there."
         )
+    if is_lfs_pointer(folder / inside):
+        raise InputError(f"model.onnx: its external data must be the file itself (got {LFS_POINTER}). {FETCH}")
     if not (real := (folder / inside).resolve()).is_relative_to(folder.resolve()):  # no reader of ONNX files takes that
         raise InputError(
             f"model.onnx: its external data must be a file beside it (got {location}, a link to {real}). Copy both "

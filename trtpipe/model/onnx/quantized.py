@@ -20,6 +20,10 @@ _RECALIBRATE = (
     "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or set calibration.recalibrate: true, "
     "which starts from its FP32 form."
 )
+_BETWEEN = (
+    "Take the file as it was before an optimizer moved an operation between a QuantizeLinear and its DequantizeLinear, "
+    "or give the file in FP32."
+)
 
 _ONE_SCALE = "Give each tensor one scale, or set calibration.recalibrate: true, which starts from the file's FP32 form."
 
@@ -71,7 +75,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
         elif stored.const_value is not None:
             before = _in_float(graph, node, stored.const_value.numpy(), affine)
         else:
-            raise _refused(node, "dequantizes what no QuantizeLinear has made")
+            raise _refused(node, "dequantizes what no QuantizeLinear has made", _BETWEEN)
         for use in node.outputs[0].uses():
             if use[0].op_type == "QuantizeLinear" and _affine(use[0]) != affine:
                 unfit.append(_refused(use[0], "quantizes with another scale what is quantized already", _ONE_SCALE))
@@ -90,7 +94,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
         graph.remove(node, safe=True)
     for node in [n for n in graph if n.op_type == "QuantizeLinear"]:
         if list(node.outputs[0].uses()) or node.outputs[0].is_graph_output():
-            raise _refused(node, "has a reader that is no DequantizeLinear")
+            raise _refused(node, "has a reader that is no DequantizeLinear", _BETWEEN)
         graph.remove(node, safe=True)
     if unfit and not any_scales:
         raise unfit[0]
