@@ -52,9 +52,12 @@ class Cancelled(TrtpipeError):
 
 
 def first_line(said: BaseException | str) -> str:
-    """The first line of a text, or of what an error says; the name of its type where it says nothing."""
-    lines = str(said).strip().splitlines()
-    return lines[0] if lines else said if isinstance(said, str) else type(said).__name__
+    """The first line of a text, or of what an error says, with the next where it ends in a colon; the name of its type
+    where it says nothing."""
+    lines = [line for line in map(str.strip, str(said).splitlines()) if line]
+    if not lines:
+        return said if isinstance(said, str) else type(said).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 #: By errno: the reason in words, and the next step. Others get the system's own text.

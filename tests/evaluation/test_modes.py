@@ -136,8 +136,17 @@ def test_a_network_that_pytorch_does_not_quantize_is_not_given_as_int8(setup):
 
 @pytest.mark.acceptance
 def test_compiled_and_int8(setup, reference):
+    """Beside a CPU whose vector instructions it does not know, torch.compile writes code that does not compile."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
     rows = measured(setup, reference, lambda n: "compile" in n or "INT8" in n)
-    assert [r.skipped for r in rows.values()] == [""] * 3
+    if not pick_vec_isa():
+        failed = {
+            n for n, r in rows.items() if r.skipped.startswith("BackendCompilerFailed: backend='inductor' raised: Cpp")
+        }
+        assert failed == {n for n in rows if "compile" in n}
+        rows = {n: r for n, r in rows.items() if n not in failed}
+    assert [r.skipped for r in rows.values()] == [""] * len(rows)
     int8 = next(r for n, r in rows.items() if "INT8" in n)
     assert 15 < int8.sqnr_db < 60
     assert all(r.median_ms > 0 for r in itertools.chain(rows.values()))
