@@ -17,8 +17,10 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.atomic", "trtpipe.bundle.triton", "trtpipe.pipeline.cache.store"}, "trtpipe.atomic.sibling",
     ),
     "writes a file where it stays": (
-        # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, and /proc
-        {"calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive", "trtpipe.bundle.signing",
+        # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, /proc, and
+        # nowhere
+        {"calib.process_state", "calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive",
+         "trtpipe.bundle.signing",
          "trtpipe.bundle.triton", "trtpipe.examples.shapes",
          "trtpipe.cli.commands.run", "trtpipe.cli.results", "trtpipe.evaluation.bench",
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",

@@ -17,7 +17,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import BUG, InputError, TrtpipeError
 
 AWKWARD = """
-import ctypes, os, time, torch
+import ctypes, os, threading, time, torch
 from net import net
 
 def poisoned():
@@ -31,6 +31,10 @@ def exits():
 
 def crashes():
     ctypes.string_at(0)
+
+def lingers():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return net()
 
 def waits():
     open("begun", "w").close()
@@ -54,19 +58,20 @@ def awkward(world: Path, kind: str) -> Path:
 def test_what_the_code_of_a_job_does_is_no_other_jobs(world: Path, tmp_path: Path) -> None:
     good = nights.write_job(world, "good")
     nights.run("build", good, "-o", tmp_path / "alone", "-q")
-    jobs = [awkward(world, "poisoned"), awkward(world, "exits"), good, awkward(world, "crashes")]
+    kinds = ("poisoned", "lingers", "exits", "crashes")
+    jobs = [*(awkward(world, kind) for kind in kinds), good]
     process = nights.start("build", *jobs, "-o", tmp_path / "out", "--json")
     out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGSEGV
-    poisoned, ended, passed, crashed = json.loads(out)
-    assert (poisoned["exit_code"], passed["exit_code"]) == (0, 0)
+    poisoned, lingered, ended, crashed, passed = json.loads(out)
+    assert (poisoned["exit_code"], lingered["exit_code"], passed["exit_code"]) == (0, 0, 0)
     assert ended["exit_code"] == InputError.exit_code
     assert ended["error"] == (
         "the process ended before the command did (exit code 0): code of the job, or a library, called os._exit, exec "
         "or exit(). Take that call out."
     )
     assert crashed["error"].startswith("the process was ended by SIGSEGV. A library has crashed")
-    assert f"{jobs[1]}: {ended['error']}" in err
+    assert f"{jobs[2]}: {ended['error']}" in err
     assert "printed by the job" in err
     alone, beside = (read_bundle(tmp_path / folder / "good").manifest.check for folder in ("alone", "out"))
     assert alone is not None

@@ -21,7 +21,7 @@ from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.supervised import early_end
 from trtpipe.errors import BUG, SUCCESS, Cancelled, ExitCode, user_error
-from trtpipe.pipeline.apart import begin, code_of, entered
+from trtpipe.pipeline.apart import GRACE_S, begin, code_of, end, entered
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -111,9 +111,11 @@ def _apart(works: Sequence[Work], watching: Callable[[], console.Console]) -> It
                     left.pop(0)
                     yield result
                     ours.send(True)  # it prints no more before it has this
+            if not left:
+                end(process, GRACE_S)
+                continue
             process.join()
-            if left:  # it has died
-                yield _failed(left.pop(0).path, *early_end(process.exitcode or 0))
+            yield _failed(left.pop(0).path, *early_end(process.exitcode or 0))
 
 
 def _received(pipe: connection.Connection, process: Process) -> Result:
@@ -157,6 +159,9 @@ def _serve(
                 pipe.send(_attempted(work, reporter))
                 pipe.recv()
     except (Cancelled, KeyboardInterrupt):
-        pipe.send(None)
+        with suppress(OSError):
+            pipe.send(None)
     except (EOFError, OSError):  # nobody listens any more
         return
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends anyway

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
-from trtpipe.pipeline.apart import begin, code_of, entered
+from trtpipe.pipeline.apart import GRACE_S, begin, code_of, end, entered
 from trtpipe.pipeline.cached import Memory
 from trtpipe.trt import driver
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
-#: A worker that is asked to stop and does not is killed after this many seconds.
-GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -195,12 +193,7 @@ class _Worker:
         if self.task is None:
             with contextlib.suppress(OSError):
                 self.pipe.send(None)
-        self._process.join(
-            max(0.0, deadline - time.monotonic())
-        )  # bundles and entries are whole or absent: kill at will
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        end(self._process, deadline - time.monotonic())
 
 
 def _serve(

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Process = SpawnProcess | ForkServerProcess
 
 
+#: A process that is asked to end and does not is killed after this many seconds.
+GRACE_S = 10.0
+
+
 def code_of(job: Job) -> str:
     """Digest of what names the code that a job runs: jobs with the same one may share a process."""
     return json_digest({
@@ -57,6 +61,14 @@ def begin(name: str, target: Callable[..., None], *arguments: object, model: boo
         spawned = multiprocessing.get_context("spawn").Process(target=target, args=arguments, name=name)
         spawned.start()
         return spawned
+
+
+def end(process: Process, seconds: float) -> None:
+    """Wait for a process that is ending, and kill it when it takes longer: bundles and entries are whole or absent."""
+    process.join(max(0.0, seconds))
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 def entered(on_interrupt: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
