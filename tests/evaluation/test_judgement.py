@@ -41,6 +41,7 @@ def test_a_function_returns_a_number_one_a_sample_or_rows_with_their_total(monke
     forms = {
         "number": (lambda outputs, labels, ids: 3.0, 3.0),
         "samples": (lambda outputs, labels, ids: values, 3.0),  # a NaN does not count
+        "list": (lambda outputs, labels, ids: [np.ones((4, 2)), lambda rows: rows.sum()], 8.0),
         "rows": (lambda outputs, labels, ids: (np.ones((4, 2)), lambda rows: rows.sum()), 8.0),
     }
     for function, expected in forms.values():
@@ -49,11 +50,44 @@ def test_a_function_returns_a_number_one_a_sample_or_rows_with_their_total(monke
     assert made.interval() == (8.0, 8.0)
 
 
+def returning(returned: object, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    return judge("m", named(lambda outputs, labels, ids: returned, monkeypatch), labelled=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, np.uint8, np.bool_])
+def test_figures_are_taken_in_float64_whatever_is_returned(
+    dtype: type[np.generic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean of float16 is rounded to 11 bits, and a difference of uint8 is never negative."""
+    rows = (np.random.default_rng(0).random(4) * 100 + 1000 * (dtype == np.float16)).astype(dtype)
+    metric = named(lambda outputs, labels, ids: rows * outputs["y"][:, 0].astype(dtype), monkeypatch)
+    made = judge("m", metric, labelled=False)
+    assert made.figure({"y": ONES}, None, tuple("abcd")).value == rows.astype(np.float64).mean()
+    judgement = Judgement((made,), None, tuple("abcd"), {"y": ONES * 0})
+    (drop,) = (m for m in judgement.measure({"y": ONES})[0] if m.name == "m_drop")
+    assert drop.value == -rows.astype(np.float64).mean()
+    assert drop.interval is not None
+    assert -float(rows.max()) <= drop.interval[0] <= drop.value <= drop.interval[1] <= -float(rows.min())
+
+
+def test_masked_numbers_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error over the valid pixels of a sample that has none."""
+    rows = np.ma.masked_less(np.array([1.0, -100, 3, -100]), 0)
+    for returned in (rows, rows.mean(), rows.astype(np.float32), rows.astype(np.int64)):
+        assert returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd")).value == 2
+    judgement = Judgement((returning(rows, monkeypatch),), None, tuple("abcd"), {"y": ONES})
+    assert judgement.says_nothing() == ("m: 2 of 4 samples have no number in the baseline (NaN) and do not count",)
+    nothing = np.ma.masked_array([1.0], mask=[True]).mean()
+    for returned in (nothing, (np.ones((4, 2)), lambda rows: nothing)):
+        assert np.isnan(returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd")).value)
+
+
 @pytest.mark.parametrize(
     ("returned", "got"),
     [(np.ones(3), "ndarray [3]"), ("much", "str"), (1 + 2j, "complex"), (None, "NoneType"),
-     (np.ones(4, np.complex64), "complex64 [4]"), (np.ones((4, 2)), "ndarray [4, 2]"), ((np.ones(3), sum), "a pair"),
-     ((np.ones(4), 1), "a pair")],
+     (np.ones(4, np.complex64), "complex64 [4]"), (np.ones((4, 2)), "ndarray [4, 2]"),
+     ((np.ones(3), sum), "a pair of rows, ndarray [3]"),
+     ((np.ones(4), 1), "tuple"), ([np.ones(4), 1], "list"), ((1, 2, 3), "tuple [3]")],
 )  # fmt: skip
 def test_what_is_no_figure(returned: object, got: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = judge("m", named(lambda outputs, labels, ids: returned, monkeypatch), labelled=False)

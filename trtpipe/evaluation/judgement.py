@@ -117,15 +117,16 @@ class Judge:
                 made = self.function(*own[:3], **own[3])
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error
-            rows, total = made if isinstance(made, tuple) and len(made) == 2 else (made, np.nanmean)
-            array, each = np.asarray(rows), total is np.nanmean
+        pair = isinstance(made, tuple | list) and len(made) == 2 and callable(made[1])
+        rows, total = made if pair else (made, np.nanmean)
+        array, each = _numbers(rows), not pair
         real = array.dtype.kind in "fiub"
-        if array.shape == () and not isinstance(made, tuple) and real:
+        if array.shape == () and each and real:
             return Figure(float(array))
         by_sample = array.shape[:1] == (len(ids),) and (not each or (array.ndim == 1 and real))
-        if not by_sample or not callable(total):
+        if not by_sample:
             kind = array.dtype.name if isinstance(rows, np.ndarray) and not real else type(rows).__name__
-            got = "a pair" if isinstance(made, tuple) else f"{kind} {list(array.shape) or ''}".rstrip()
+            got = f"{'a pair of rows, ' if pair else ''}{kind} {list(array.shape) or ''}".rstrip()
             raise InputError(
                 f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
                 f"and a function of rows that gives a number (got {got})."
@@ -135,7 +136,7 @@ class Judge:
             if each and np.isnan(rows).all():
                 return math.nan
             with nullcontext() if self.built_in else user_code(where, InputError):
-                figure = np.asarray(total(rows))
+                figure = _numbers(total(rows))
             if figure.shape != () or figure.dtype.kind not in "fiub":
                 raise InputError(
                     f"{where}: the function of rows must return a number (got {figure.dtype} {list(figure.shape)})."
@@ -312,6 +313,18 @@ class Judgement:
 
 
 NO_METRICS = Judgement()
+
+
+def _numbers(made: object) -> Array:
+    """What a metric returned as an array: real numbers as float64, in which means and differences are taken, and masked
+    ones as NaN, which is no number; anything else as NumPy has it."""
+    if isinstance(made, np.ma.MaskedArray) and made.dtype.kind in "fiub":
+        return np.ma.filled(made.astype(np.float64), np.nan)
+    try:
+        array: Array = np.asarray(made)
+    except ValueError:  # lists of several lengths
+        array = np.empty((), object)
+    return array.astype(np.float64) if array.dtype.kind in "fiub" else array
 
 
 def _require_values(where: str, function: Callable[..., object], args: Mapping[str, object]) -> None:

@@ -91,3 +91,24 @@ def test_pictures_in_uint8_are_cast_once(before: tuple[str, ...], other: bool, t
     program = torch.export.export(network, (torch.from_numpy(given).float(),))
     narrow = [n for n in program.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.uint8]
     assert bool(narrow) is other
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("kind", ["initializer", "constant"])
+def test_a_sparse_weight_is_the_dense_one(rank: int, kind: str, tmp_path: Path) -> None:
+    weight = np.where(WEIGHTS["fc__weight"] > 0.5, WEIGHTS["fc__weight"], 0)
+    places = np.flatnonzero(weight) if rank == 1 else np.argwhere(weight)
+    values = numpy_helper.from_array(weight[weight != 0], "w")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(places.astype(np.int64), "at"), weight.shape)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    if kind == "constant":
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
+    path = file(tmp_path / "m.onnx", nodes, "y")
+    if kind == "initializer":
+        model = onnx.load(path)
+        model.graph.sparse_initializer.append(sparse)
+        onnx.save(model, path)
+    x = np.random.default_rng(2).normal(size=(2, 4, 6)).astype(np.float32)
+    with torch.inference_mode():
+        found = load_network(path)(torch.from_numpy(x))["y"]
+    np.testing.assert_allclose(found.numpy(), x @ weight, rtol=1e-5, atol=1e-6)

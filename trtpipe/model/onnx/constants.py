@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtpipe.model.onnx.values import MOST_NUMBERS
 from trtpipe.values import ONNX_DOMAINS
@@ -12,6 +13,7 @@ from trtpipe.values import ONNX_DOMAINS
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    import onnx
     import onnx_ir as ir
 
 #: A weight's codes stay what the file has, and its scale with them.
@@ -29,6 +31,33 @@ def without_copies(model: ir.Model) -> None:
         if constant is not None and constant.const_value is not None and not node.outputs[0].is_graph_output():
             node.outputs[0].replace_all_uses_with(constant)
             model.graph.remove(node, safe=True)
+
+
+def make_dense(graph: onnx.GraphProto) -> None:
+    """Write the sparse constants of a graph out, which onnx_ir does not read; the graph is changed."""
+    from onnx import helper, numpy_helper
+
+    for sparse in graph.sparse_initializer:
+        graph.initializer.append(numpy_helper.from_array(_dense(sparse), sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "sparse_value":
+                tensor = numpy_helper.from_array(_dense(attribute.sparse_tensor), node.output[0])
+                attribute.CopyFrom(helper.make_attribute("value", tensor))
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
+    """The places of its values are numbers in the order of the dense elements, [NNZ], or their indices, [NNZ, rank]."""
+    from onnx import numpy_helper
+
+    values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    if places.ndim == 1:
+        dense.reshape(-1)[places] = values
+    else:
+        dense[tuple(places.T)] = values
+    return dense
 
 
 def fold_constants(model: ir.Model, operators: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.onnx.constants import fold_constants, without_copies
+from trtpipe.model.onnx.constants import fold_constants, make_dense, without_copies
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
@@ -101,17 +101,22 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
 
 
 def opened(path: Path) -> ir.Model:
-    """The file with its functions inlined, its Constant nodes made initializers and copies of them taken out.
+    """The file with its functions inlined, sparse constants dense, Constant nodes made initializers, and copies of them
+    taken out.
 
     Raises:
         InputError: it is no ONNX file, its nodes or functions go in a circle, its external data are not in its
             folder, or the data of a constant do not fit its shape.
     """
+    import onnx
     import onnx_ir as ir
     from onnx_ir.passes import common
 
     with _invalid(path):
-        model = ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+        make_dense(proto.graph)
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, path.parent)
     if not len(model.graph):
         raise InputError(f"model.onnx: must be an ONNX file (got {path.name}, which has no nodes). Export it again.")
     opset = model.opset_imports.get("")
