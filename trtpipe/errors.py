@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
-from trtpipe.import_errors import package_fault
+from trtpipe.import_errors import fault_behind, package_fault
 
 #: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has some too, as this
 #: module may not be there yet.
@@ -92,8 +92,10 @@ def user_error(error: BaseException) -> TrtpipeError | None:
 
     calib's own errors keep their text. A refusal of the operating system (OSError with an errno) is its path, what
     was refused in words, and what to do; exit code 2. Running out of memory is a MissingError, and so is a package that
-    is missing, hidden by another file, or raises anything while it is imported (`package_fault`).
+    is missing, hidden by another file, or raises anything while it is imported (`package_fault`), by code of a job too.
     """
+    if isinstance(error, InputError | CalibError) and (fault := fault_behind(error)) is not None:
+        return MissingError(fault)
     if isinstance(error, TrtpipeError):
         return error
     if (fault := package_fault(error)) is not None:

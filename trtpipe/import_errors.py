@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib.machinery import all_suffixes
 from types import ModuleType
 
-from trtpipe.packages import OWN_FOLDERS, broken, hider, listed_files, not_installed
+from trtpipe.packages import OWN_FOLDERS, broken, hider, install_command, listed_files, not_installed
 
 _SUFFIXES = tuple(all_suffixes())
 #: How names of files begin that slim images leave out, and that nothing imports.
@@ -42,11 +42,25 @@ def package_fault(error: BaseException) -> str | None:
     return None if importing is None else broken(importing, error)
 
 
+def fault_behind(error: BaseException) -> str | None:
+    """`package_fault` of what `error` was raised from, where a package that trtpipe names could not be imported: a
+    job's own module may be the first that needs it."""
+    cause = error.__cause__
+    if cause is None or (importing := failed_import(cause)) is None:
+        return None
+    try:
+        install_command(importing)
+    except KeyError:
+        return None
+    return package_fault(cause)
+
+
 def failed_import(error: BaseException) -> str | None:
     """The package of others whose import raised `error`: it is damaged, or of another release than what it needs.
 
-    That is the first module below the last frame of trtpipe or calib whose own code was being executed, whatever the
-    error's type: torchvision raises a RuntimeError beside another torch, libraries that lack a symbol an OSError.
+    That is the innermost module below the last frame of trtpipe or calib whose own code was being executed, and which
+    is not Python's own, whatever the error's type: torchvision raises a RuntimeError beside another torch, libraries
+    that lack a symbol an OSError.
     """
     if not isinstance(error, Exception | SystemExit):
         return None
@@ -55,7 +69,7 @@ def failed_import(error: BaseException) -> str | None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in OWN_FOLDERS:
             inner = None
-        elif inner is None and frame.f_code.co_name == "<module>" and package != "__main__":
+        elif frame.f_code.co_name == "<module>" and package not in {"__main__", *sys.stdlib_module_names}:
             inner = package
     if inner is None and isinstance(error, SyntaxError):  # its module has no frame yet
         inner = _module_at(error.filename or "")

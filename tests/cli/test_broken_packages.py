@@ -15,10 +15,10 @@ from jobs import good_folder, write
 
 import trtpipe
 from calib.errors import CalibError
-from calib.user_code import OURS, import_callable
+from calib.user_code import OURS, import_callable, user_code
 from trtpipe import import_errors, packages
 from trtpipe.cli.main import COMMANDS, main
-from trtpipe.errors import user_error
+from trtpipe.errors import InputError, MissingError, user_error
 from trtpipe.job.importable import missing
 from trtpipe.job.problems import violation
 from trtpipe.runtime import doctor
@@ -360,3 +360,50 @@ def test_what_is_not_installed_is_said_whoever_lacks_it() -> None:
     with pytest.raises(ModuleNotFoundError) as raised:
         exec("raise ModuleNotFoundError(\"No module named 'rich'\", name='rich')", {"__name__": "other"})
     assert str(user_error(raised.value)) == packages.not_installed("rich")
+
+
+#: The sources of torchvision and timm, and the package that is to blame, in a build of timm's model and of the user's.
+CHAINS = {
+    "the inner one raises": ("raise RuntimeError('no operator')", "import torchvision", "torchvision"),
+    "the outer one raises": ("", "import torchvision; raise RuntimeError('no')", "timm"),
+    "a module of Python's own": ("import antigravity_missing.x, sqlite3", "import torchvision", "torchvision"),
+    "one calls the other": ("def f(): raise RuntimeError('no')", "import torchvision; torchvision.f()", "timm"),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("factory", ["timm:create_model", "mine:make", "late:make"])
+def test_the_package_that_a_jobs_code_cannot_import(
+    chain: str, factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imported by another package, by the job's own module, or as that is called."""
+    inner, outer, blamed = CHAINS[chain]
+    install(tmp_path / "site", "torchvision", "torchvision", inner, "0.1")
+    install(tmp_path / "site", "timm", "timm", f"{outer}\ndef create_model(): pass", "0.1")
+    (tmp_path / "mine.py").write_text("import timm\ndef make(): return timm.create_model()\n")
+    (tmp_path / "late.py").write_text("def make():\n    import timm\n    return timm.create_model()\n")
+    for folder in (tmp_path, tmp_path / "site"):
+        monkeypatch.syspath_prepend(folder)
+    for name in ("torchvision", "timm", "mine", "late"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def make() -> None:
+        made = import_callable(factory, "model.factory")
+        with user_code("model.factory"):
+            made()
+
+    with pytest.raises(CalibError) as raised:
+        make()
+    shown = user_error(raised.value)
+    assert isinstance(shown, MissingError)
+    assert str(shown).startswith(f"{blamed} is installed and cannot be imported (")
+
+
+def test_a_fault_of_a_jobs_own_module_is_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty.py").write_text("import numpy\nraise RuntimeError('mine')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CalibError) as raised:
+        import_callable("faulty:make", "model.factory")
+    shown = user_error(raised.value)
+    assert str(shown).startswith("model.factory: importing faulty raised RuntimeError: mine\n")
+    assert isinstance(shown, InputError)

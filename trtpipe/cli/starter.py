@@ -109,7 +109,9 @@ def _timm(name: str) -> StarterSource:
     """A model of timm, with the image size, crop and normalization of its configuration."""
     try:
         import timm
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
         raise MissingError(f"--from: {not_installed('timm')}") from None
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
