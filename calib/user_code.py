@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 import re
 import sysconfig
 import traceback
@@ -41,14 +42,26 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
         error: makes the exception that is raised instead of theirs.
 
     Raises:
-        error: the code raised, be it a SystemExit or a panic of a package in Rust; KeyboardInterrupt alone passes.
+        error: the code raised, be it a SystemExit or a panic of a package in Rust; KeyboardInterrupt alone passes. A
+            process that the code forked ends with it instead, as the calling one does the rest.
     """
+    own = os.getpid()
     try:
         yield
     except KeyboardInterrupt:
+        _end_forked(own, 1)
         raise
     except BaseException as raised:
+        _end_forked(own, 1)
         raise error(f"{what} raised {described(raised)}") from raised
+    else:
+        _end_forked(own, 0)
+
+
+def _end_forked(own: int, code: int) -> None:
+    """End a process that the code has forked: it goes no further than the code."""
+    if os.getpid() != own:
+        os._exit(code)
 
 
 @contextmanager

@@ -30,8 +30,8 @@ WAYS: dict[str, tuple[set[str], str]] = {
     ),
     "ends with a number": (
         # processes of jobs, scripts that are to be copied, and what hands on the code of another program
-        {"trtpipe.pipeline.apart", "trtpipe.pipeline.preloaded", "trtpipe.examples.digits", "trtpipe.examples.shapes",
-         "trtpipe.errors", "trtpipe.cli.main", "trtpipe.cli.supervised"}, "an error, whose exit code errors.py has",
+        {"trtpipe.pipeline.preloaded", "trtpipe.examples.digits", "trtpipe.examples.shapes", "trtpipe.errors",
+         "trtpipe.cli.main", "trtpipe.cli.supervised"}, "an error, whose exit code errors.py has",
     ),
     "walks a folder": (
         # of installed packages, where what cannot be read cannot be imported either; of scans that it wrote itself

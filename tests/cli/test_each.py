@@ -17,7 +17,8 @@ from trtpipe.cli.main import main
 from trtpipe.errors import BUG, InputError, TrtpipeError
 
 AWKWARD = """
-import ctypes, os, threading, time, torch
+import ctypes, multiprocessing, os, threading, time, torch
+from concurrent.futures import ProcessPoolExecutor
 from net import net
 
 def poisoned():
@@ -32,8 +33,28 @@ def exits():
 def crashes():
     ctypes.string_at(0)
 
-def lingers():
+def squared(x):
+    return x * x
+
+def leaves():
     threading.Thread(target=time.sleep, args=(600,)).start()
+    return begins()
+
+def begins(pools=[]):
+    pools.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")))
+    pools.append(multiprocessing.get_context("fork").Pool(2))
+    print(*pools[0].map(squared, [3, 4]), *pools[1].map(squared, [5, 6]))
+    multiprocessing.Process(target=time.sleep, args=(600,), daemon=True).start()
+    return net()
+
+def forks():
+    if os.fork() == 0:
+        time.sleep(0.5)
+        raise SystemExit(0)
+    return net()
+
+def closes():
+    os.closerange(3, 60)
     return net()
 
 def waits():
@@ -58,25 +79,36 @@ def awkward(world: Path, kind: str) -> Path:
 def test_what_the_code_of_a_job_does_is_no_other_jobs(world: Path, tmp_path: Path) -> None:
     good = nights.write_job(world, "good")
     nights.run("build", good, "-o", tmp_path / "alone", "-q")
-    kinds = ("poisoned", "lingers", "exits", "crashes")
+    kinds = ("poisoned", "leaves", "forks", "exits", "crashes", "closes")
     jobs = [*(awkward(world, kind) for kind in kinds), good]
-    process = nights.start("build", *jobs, "-o", tmp_path / "out", "--json")
+    process = nights.start("build", *jobs, "-o", tmp_path / "out", "--json", cwd=tmp_path)
     out, err = process.communicate()
     assert process.returncode == 128 + signal.SIGSEGV
-    poisoned, lingered, ended, crashed, passed = json.loads(out)
-    assert (poisoned["exit_code"], lingered["exit_code"], passed["exit_code"]) == (0, 0, 0)
+    poisoned, left, forked, ended, crashed, closed, passed = json.loads(out)
+    assert [job["exit_code"] for job in (poisoned, left, forked, passed)] == [0] * 4
+    assert closed["exit_code"] != 0
     assert ended["exit_code"] == InputError.exit_code
     assert ended["error"] == (
         "the process ended before the command did (exit code 0): code of the job, or a library, called os._exit, exec "
         "or exit(). Take that call out."
     )
     assert crashed["error"].startswith("the process was ended by SIGSEGV. A library has crashed")
-    assert f"{jobs[2]}: {ended['error']}" in err
+    assert f"{jobs[3]}: {ended['error']}" in err
     assert "printed by the job" in err
+    assert "9 16 25 36" in err
+    assert "Traceback" not in err
+    assert not nights.running(tmp_path)
     alone, beside = (read_bundle(tmp_path / folder / "good").manifest.check for folder in ("alone", "out"))
     assert alone is not None
     assert beside is not None
     assert alone.metrics == beside.metrics
+
+
+def test_what_a_single_jobs_code_has_begun_ends_without_a_word(world: Path, tmp_path: Path) -> None:
+    process = nights.start("build", awkward(world, "begins"), "-q", cwd=tmp_path)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (0, "9 16 25 36\n")
+    assert not nights.running(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,10 +11,16 @@ import pytest
 from trtpipe.bundle.format import read_bundle
 
 POISON = """
-import torch
+import multiprocessing, torch
+from concurrent.futures import ProcessPoolExecutor
 from net import net
 
-def poisoned():
+def squared(x):
+    return x * x
+
+def poisoned(pools=[]):
+    pools.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")))
+    print(*pools[0].map(squared, [3, 4]))
     torch.nn.ReLU.forward = lambda self, x: x * torch.sigmoid(x)
     torch.nn.functional.relu = torch.relu = lambda x: x * 0
     return net()
@@ -33,6 +39,7 @@ def test_a_job_that_changes_pytorch_changes_no_other_job(tmp_path: Path, workers
     nights.run("build", world / "b.yaml", "-o", tmp_path / "alone", "-q")
     jobs = [world / f"{name}.yaml" for name in "abc"]
     nights.run("nightly", *jobs, "-o", "out", "--cache", "cache", "--workers", workers, "-q", cwd=tmp_path)
+    assert not nights.running(tmp_path)
     alone = read_bundle(tmp_path / "alone" / "b").manifest.check
     for name in "bc":
         check = read_bundle(tmp_path / "out" / name).manifest.check

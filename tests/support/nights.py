@@ -4,6 +4,7 @@ Images are flat grey with noise; the class is the brightness. The first channel 
 convolutions, and the linear layer gives -(m - c)^2 up to a constant for each class brightness c.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -101,6 +102,17 @@ def run(*arguments, cwd=None, expect=0):
     out, err = process.communicate()
     assert process.returncode == expect, f"exit code {process.returncode}\n{out}\n{err}"
     return out
+
+
+def running(folder):
+    """Command lines of the processes whose current folder is `folder`."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (process / "cwd").resolve() == folder.resolve():
+                    found.append((process / "cmdline").read_text())
+    return found
 
 
 def night(folder, *arguments, expect=0, jobs=("jobs",)):

@@ -111,11 +111,11 @@ def _apart(works: Sequence[Work], watching: Callable[[], console.Console]) -> It
                     left.pop(0)
                     yield result
                     ours.send(True)  # it prints no more before it has this
-            if not left:
-                end(process, GRACE_S)
-                continue
-            process.join()
-            yield _failed(left.pop(0).path, *early_end(process.exitcode or 0))
+            process.join(GRACE_S)
+            code = process.exitcode or 0
+            end(process, 0)
+            if left:
+                yield _failed(left.pop(0).path, *early_end(code))
 
 
 def _received(pipe: connection.Connection, process: Process) -> Result:
@@ -128,14 +128,14 @@ def _received(pipe: connection.Connection, process: Process) -> Result:
         result = pipe.recv()
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):
-            os.kill(process.pid or 0, signal.SIGINT)  # one that has had it from the terminal counts it once
+            os.kill(process.pid or 0, signal.SIGINT)
         try:
             process.join()
-        except KeyboardInterrupt:
-            process.kill()
+        finally:  # once more interrupted, too
+            end(process, 0)
         raise
     if result is None:
-        process.join()
+        end(process, GRACE_S)
         raise Cancelled("interrupted")
     assert isinstance(result, Result)
     return result

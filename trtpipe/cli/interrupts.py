@@ -26,17 +26,21 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterat
     Not while a native module is imported: an exception that is raised in the Python which such a module calls to
     initialize itself makes several of them crash (onnx's, with SIGSEGV). The signal comes again, until that is over.
     """
-    hook, latest = sys.unraisablehook, -math.inf
+    hook, latest, own = sys.unraisablehook, -math.inf, os.getpid()
 
     def once(number: int, frame: FrameType | None) -> None:
         nonlocal latest
+        if os.getpid() != own:  # a process that was forked within the block (of a pool, which is ended by SIGTERM)
+            signal.signal(number, before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+            return
         if _imports_native(frame):
             again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
             return
-        before, latest = latest, time.monotonic()
-        if latest - before > _ONCE_S:
+        earlier, latest = latest, time.monotonic()
+        if latest - earlier > _ONCE_S:
             interrupt(number, frame)
 
     def unraisable(event: sys.UnraisableHookArgs) -> None:

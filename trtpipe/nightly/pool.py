@@ -180,7 +180,7 @@ class _Worker:
                 if self.task is None:
                     return
         except (EOFError, OSError):
-            process.join()
+            end(process, GRACE_S)
             code = process.exitcode
             how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
             pipe.close()

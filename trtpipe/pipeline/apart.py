@@ -64,16 +64,20 @@ def begin(name: str, target: Callable[..., None], *arguments: object, model: boo
 
 
 def end(process: Process, seconds: float) -> None:
-    """Wait for a process that is ending, and kill it when it takes longer: bundles and entries are whole or absent."""
+    """Wait for a process that is ending, and kill it when it takes longer: bundles and entries are whole or absent. So
+    are those killed that code of a job has begun and left (a pool that is still open)."""
     process.join(max(0.0, seconds))
     if process.is_alive():
         process.kill()
         process.join()
+    with contextlib.suppress(OSError):  # there is none
+        os.killpg(process.pid or 0, signal.SIGKILL)
 
 
 def entered(on_interrupt: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     """In the process that has begun: SIGINT does what is given from here on, data is loaded as in any other program,
-    and the process ends when the one that began it does."""
+    and the process, with all that it has begun, ends when the one that began it does."""
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, on_interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # A spawned process would spawn its own too, and those cannot import the modules beside a job.
@@ -83,7 +87,7 @@ def entered(on_interrupt: Callable[[int, FrameType | None], None] | signal.Handl
     def watch() -> None:
         if parent is not None:
             parent.join()
-            os._exit(1)
+            os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
