@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from calib.algorithms import ALGORITHMS, mean_squared_errors, threshold
-from calib.errors import CalibError
+from calib.errors import CalibError, some_of
 from calib.histogram import Histogram
 
 Halves = tuple[Histogram, Histogram]
@@ -186,17 +186,17 @@ def _of_data(
     missing = sorted(name for name, count in (coverage or {}).items() if not count)
     if missing:
         lines.append(
-            f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples, or add some."
+            f"no sample of {len(missing)} classes was drawn: {some_of(missing)}. Ask for more samples, or add some."
         )
     by_state = {s: sorted(k for k, t in tensors.items() if t.state == s) for s in ("dead", "constant")}
     if by_state["dead"]:
         lines.append(
             f"{len(by_state['dead'])} tensors were zero everywhere, so their range is unknown: "
-            f"{_some(by_state['dead'])}."
+            f"{some_of(by_state['dead'])}."
         )
     if by_state["constant"]:
         lines.append(
-            f"{len(by_state['constant'])} tensors had one value everywhere: {_some(by_state['constant'])}. Is "
+            f"{len(by_state['constant'])} tensors had one value everywhere: {some_of(by_state['constant'])}. Is "
             f"the data real?"
         )
     return tuple(lines)
@@ -209,7 +209,7 @@ def _unstable(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
     )
     if not unstable:
         return ()
-    named = _some([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
+    named = some_of([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
     return (
         f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
         f"and need more samples: {named}.",
@@ -223,7 +223,7 @@ def _clipped(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
         return ()
     return (
         f"{len(clipped)} tensors have over {100 * CLIPPED:.0f} % of their values clipped: "
-        f"{_some([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}.",
+        f"{some_of([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}.",
     )
 
 
@@ -261,7 +261,3 @@ def nine_digits(x: float) -> float:
 
 def _float32(x: float) -> float:
     return float(np.float32(x))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from calib.errors import some_of
 from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode
 from trtpipe.jsontext import json_text, plain
 from trtpipe.pipeline.cache.sources import UNWATCHED
@@ -172,20 +173,16 @@ class NightlyReport:
             return f"REGRESSION {worst[0]}{more}"
         failed = [o.name for o in self.outcomes if o.exit_code == FAILED]
         if failed:
-            return f"FAILED CHECK {_some(failed)}"
+            return f"FAILED CHECK {some_of(failed)}"
         errors = [o.name for o in self.outcomes if o.outcome == "error"]
         if errors:
-            return f"ERROR {_some(errors)}"
+            return f"ERROR {some_of(errors)}"
         drifting = [o.name for o in self.outcomes if o.drift and o.drift.outputs_differ]
         if drifting:
-            return f"DRIFT {_some(drifting)}"
+            return f"DRIFT {some_of(drifting)}"
         if self.interrupted:
             return f"INTERRUPTED with {self.count('cancelled')} of {len(self.outcomes)} jobs to do: go on with --resume"
         return f"all {len(self.outcomes)} jobs are green"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def lines(report: NightlyReport) -> Iterator[str]:
@@ -203,7 +200,7 @@ def lines(report: NightlyReport) -> Iterator[str]:
     for outcome in report.outcomes:
         for note in (n for n in outcome.notes if n.endswith(UNWATCHED)):
             unwatched.setdefault(note, []).append(outcome.name)
-    yield from (f"note: {_some(names)}: {note}" for note, names in unwatched.items())
+    yield from (f"note: {some_of(names)}: {note}" for note, names in unwatched.items())
     if report.evicted:
         yield f"cache: {len(report.evicted)} entries evicted, least recently used first"
 

@@ -7,9 +7,10 @@ not marked (`INetworkDefinition.mark_weights_refittable`), by the name that the 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from calib.errors import some_of
 from trtpipe.errors import InputError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
@@ -123,12 +124,7 @@ def mark_weights(network: INetworkDefinition, onnx: bytes) -> tuple[str, ...]:
         )
     if not left:
         return ()
-    return (f"build.refit: {len(left)} of {len(names)} weights cannot be changed: {_some(left)}",)
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (f"build.refit: {len(left)} of {len(names)} weights cannot be changed: {some_of(left, 3)}",)
 
 
 def give_weights(
@@ -157,7 +153,9 @@ def give_weights(
     """
     refitter = tensorrt.module.Refitter(engine, logger)
     if fixed := sorted(set(marked) - set(refitter.get_all_weights() if marked else ())):
-        raise InputError(f"engine: {_some(fixed)} must be the engine's own, as TensorRT cannot change it there. {step}")
+        raise InputError(
+            f"engine: {some_of(fixed, 3)} must be the engine's own, as TensorRT cannot change it there. {step}"
+        )
     since = watch.mark()
     parser = tensorrt.module.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
