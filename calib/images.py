@@ -21,6 +21,9 @@ from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, undone, user_data
 
+#: What Pillow raises as it opens or decodes a file that is damaged, too large or no image.
+UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
 
 def beyond_8_bits(mode: str) -> str | None:
     """Why an image of this mode of Pillow's must not become RGB, which cuts what is over 255; None where it may."""
@@ -63,7 +66,7 @@ class Images:
             with open_regular(path) as stream, Image.open(stream) as image:
                 fault = beyond_8_bits(image.mode)
                 pixels = image.convert("RGB")
-        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        except UNREADABLE_IMAGE as error:
             got, step = f"{type(error).__name__}: {_without_file(error)}", "Repair or remove the file"
             if is_lfs_pointer(path):
                 got, step = LFS_POINTER, FETCH.rstrip(".")

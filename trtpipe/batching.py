@@ -28,6 +28,15 @@ def unranked(output: TensorSpec) -> bool:
     return output.batch_axis is None or not output.classes
 
 
+def has_shape(sizes: Sequence[int], wanted: Sequence[int | str], dims: Mapping[str, DimRange]) -> bool:
+    """Whether an array of these sizes has the `wanted` shape, in which a str is a dynamic dimension with its range in
+    `dims`."""
+    return len(sizes) == len(wanted) and all(
+        got == want if isinstance(want, int) else dims[want].min <= got <= dims[want].max
+        for got, want in zip(sizes, wanted, strict=True)
+    )
+
+
 def of_batches(mixed: Sequence[str], inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     """A note on outputs, `mixed`, of which a sample's row is another one in another batch."""
     if not mixed:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from calib.types import Array
-from trtpipe.batching import KEPT_SAMPLES
+from trtpipe.batching import KEPT_SAMPLES, has_shape
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 
@@ -108,7 +108,7 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         # The baseline's outputs are float32 whatever the output's binding dtype is.
         if side == "input" and tensor.dtype != np.dtype(spec.dtype):
             raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {again}")
-        if not tensor.ndim or not _fits(tensor.shape[1:], spec):
+        if not tensor.ndim or not has_shape(tensor.shape[1:], spec.row_shape, spec.dims):
             raise InputError(
                 f"{where}: {key} must have the shape {spec.shape} of its binding (got {tensor.shape}). {again}"
             )
@@ -125,13 +125,4 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         outputs={s.name: tensors[f"output:{s.name}"] for s in outputs},
         labels=labels,
         batch=None if batch is None else int(batch[0]),
-    )
-
-
-def _fits(row: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Whether one row has the shape of `spec` without its batch axis."""
-    expected = spec.row_shape
-    return len(row) == len(expected) and all(
-        got == want if isinstance(want, int) else spec.dims[want].min <= got <= spec.dims[want].max
-        for got, want in zip(row, expected, strict=True)
     )

@@ -16,7 +16,7 @@ from PIL import Image
 from calib.errors import CalibError
 from calib.files import open_regular, text_at_most
 from calib.folders import images_below
-from calib.images import geometry
+from calib.images import UNREADABLE_IMAGE, geometry
 from calib.samples import TransformSpec
 from calib.strictjson import loads
 from calib.types import Array, JsonObject
@@ -139,7 +139,7 @@ def _size(pictures: str | None, name: str) -> tuple[int, int] | None:
     try:
         with open_regular(Path(pictures, name)) as stream, Image.open(stream) as picture:
             return picture.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # a name that is no UTF-8: `as_text`
+    except UNREADABLE_IMAGE:  # a name that is no UTF-8: `as_text`
         return None
 
 
@@ -185,7 +185,7 @@ def _mask_files(
                 if read:
                     opened.load()
                 mask: Image.Image = opened
-        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        except UNREADABLE_IMAGE as error:
             raise _fault(path, "be a readable image", error) from error
         if mask.mode not in ("1", "L", "P", "I", "I;16"):
             hint = "Save it with one channel or a palette; a pixel's value is its class."

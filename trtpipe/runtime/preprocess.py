@@ -16,8 +16,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from calib.files import open_regular
-from calib.images import beyond_8_bits
+from calib.images import UNREADABLE_IMAGE, beyond_8_bits
 from calib.types import Array
+from trtpipe.batching import has_shape
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
@@ -41,7 +42,7 @@ def load_image(path: Path) -> Image.Image:
             if fault := beyond_8_bits(image.mode):
                 raise InputError(f"{path}: {fault}")
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except UNREADABLE_IMAGE as error:
         raise InputError(f"{path}: must be an image that Pillow reads (got: {error}). Remove or replace it.") from None
 
 
@@ -150,12 +151,7 @@ def _normalize(chw: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> A
 
 
 def _check_shape(sample: Array, spec: TensorSpec) -> None:
-    expected = spec.shape[1:]
-    fits = len(sample.shape) == len(expected) and all(
-        got == want if isinstance(want, int) else spec.dims[want].min <= got <= spec.dims[want].max
-        for got, want in zip(sample.shape, expected, strict=True)
-    )
-    if not fits:
+    if not has_shape(sample.shape, spec.shape[1:], spec.dims):
         raise InputError(
             f"{spec.name}: a preprocessed image must have the shape {spec.described} of its binding, without the first "
             f"(got {list(sample.shape)}). "

@@ -19,7 +19,7 @@ import numpy as np
 
 from calib.samples import two_sizes
 from calib.types import Array
-from trtpipe.batching import Batching, joined, of_batches, unranked
+from trtpipe.batching import Batching, has_shape, joined, of_batches, unranked
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle, Replaced
 from trtpipe.bundle.manifest import Manifest
@@ -282,11 +282,7 @@ class Model:
                 raise InputError(f"{where}: input {name} must be a NumPy array (got {_kind(array)}). Convert it.")
             if array.dtype != np.dtype(spec.dtype):
                 raise InputError(f"{where}: input {name} must be {spec.dtype} (got {array.dtype}). Convert it.")
-            fits = array.ndim == len(spec.shape) and all(
-                g == w if isinstance(w, int) else spec.dims[w].min <= g <= spec.dims[w].max
-                for g, w in zip(array.shape[1:], spec.shape[1:], strict=True)
-            )
-            if not fits:
+            if not array.ndim or not has_shape(array.shape[1:], spec.shape[1:], spec.dims):
                 raise InputError(
                     f"{where}: input {name} must have the shape {spec.described} (got {list(array.shape)}). Reshape or "
                     "resize it."
