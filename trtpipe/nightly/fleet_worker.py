@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
+from trtpipe.machine import usable_cores
 from trtpipe.nightly.outcome import THERE
 from trtpipe.nightly.pool import RETRIES, Pool, Slot
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
@@ -157,7 +158,7 @@ def serve(
     for word in tags:
         if not word or any(c.isspace() or c == "," for c in word):
             raise InputError(f"--tag: must be one word without commas (got {word!r}).")
-    jobs = JobsOfWorker(name, words, cache, threads or max(1, os.cpu_count() or 1))
+    jobs = JobsOfWorker(name, words, cache, threads or usable_cores())
 
     ready()
 

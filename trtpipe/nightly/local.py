@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, Cancelled
+from trtpipe.machine import available_bytes, usable_cores
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import RETRIES, Event, Pool, Reports, Slot
@@ -42,7 +43,7 @@ class Local:
     def __init__(self, workers: int | None, memory_bytes: int | None, driver: Driver, logs: Path) -> None:
         self.in_process = workers == 0
         self.memory_bytes = memory_bytes if memory_bytes is not None else available_bytes()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         count = workers or max(1, min(cores, (self.memory_bytes or 0) // PROCESS_BYTES or cores))
         first = driver.devices[:1]
         gpus = [
@@ -213,13 +214,3 @@ def expected_bytes(task: Task) -> int:
     named = (model.weights, model.program, model.onnx, model.torchscript, *data)
     files = [p for p in named if p is not None and os.path.exists(p)]
     return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(os.path.getsize(p) for p in files)
-
-
-def available_bytes() -> int | None:
-    """Memory in bytes that can be used without swapping; None where the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    return int(fields[1]) * 1024 if fields else None

@@ -15,6 +15,7 @@ from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.machine import usable_cores
 from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
@@ -146,12 +147,12 @@ def _measured(
     stages: Stages,
     reference: str,
 ) -> Bench:
-    notes = busy(_load(), _cores())
+    notes = busy(_load(), usable_cores())
     with stages("bench") as progress:
         rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
     samples = sum(len(next(iter(b.values()))) for b in data.batches())
-    notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
-    return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
+    notes = tuple(dict.fromkeys((*notes, *busy(_load(), usable_cores()))))[:1]
+    return Bench(name, batch, samples, done, WARM_UP, reference, usable_cores(), rows, environment(), notes)
 
 
 def busy(load: float | None, cores: int) -> tuple[str, ...]:
@@ -163,10 +164,6 @@ def busy(load: float | None, cores: int) -> tuple[str, ...]:
 
 def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _device() -> str:

@@ -6,9 +6,9 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from trtpipe import packages
+from trtpipe.machine import available_bytes
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.platforms import machine_name
 
@@ -84,10 +84,4 @@ def _memory(jetson: bool, gpu: driver.Gpu | None) -> int | None:
     """What an engine may use at most: of a discrete GPU all of it, of a system's own memory what is available now."""
     if gpu is not None and not jetson:
         return gpu.memory_bytes
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    available = next((line for line in lines if line.startswith("MemAvailable:")), "")
-    digits = "".join(c for c in available if c.isdigit())
-    return int(digits) * 1024 if digits else None
+    return available_bytes()
