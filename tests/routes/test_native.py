@@ -7,7 +7,6 @@ import pytest
 from models import job, line, tiny
 
 from trtpipe.errors import InputError
-from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx
 from trtpipe.routes.native import native_calibration
@@ -49,8 +48,8 @@ def test_tensorrt_calibrates_with_samples(samples):
 
 def test_with_implicit_quantization_the_line_places_no_qdq(samples):
     explicit = job("onnx", "tensorrt", precision={"int8_mode": True}, calibration={"arrays": samples})
-    assert pipeline.quantizes(explicit)
-    assert not pipeline.quantizes(implicit(arrays=samples))
+    assert explicit.places_int8
+    assert not implicit(arrays=samples).places_int8
 
 
 def test_the_onnx_route_hands_them_to_the_builder(samples, monkeypatch):

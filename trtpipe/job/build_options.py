@@ -151,3 +151,8 @@ class BuildOptions(BaseModel):
     plugins: tuple[str, ...] = Field(
         default=(), description="libraries of TensorRT plugins for operations of torch.library: docs/routes.md"
     )
+
+    @property
+    def uses_dla(self) -> bool:
+        """Whether any layer is to run on a DLA."""
+        return self.default_device_type == "dla" or "dla" in self.device_types.values()

@@ -122,6 +122,11 @@ class Job(Section):
         return self.precision.quantized and self.build.quantization == "explicit"
 
     @property
+    def places_int8(self) -> bool:
+        """Whether INT8 Q/DQ are among those that are placed."""
+        return self.precision.int8_mode and self.build.quantization == "explicit"
+
+    @property
     def corrections(self) -> tuple[Correction, ...]:
         """The corrections that calibrating this job tries: INT8's, for no other format gains from them."""
         data = self.calibration

@@ -48,11 +48,6 @@ def prepare(job: Job, stages: Stages, results: Results | None = None) -> Prepare
     return prepared
 
 
-def quantizes(job: Job) -> bool:
-    """Whether INT8 Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
-    return job.precision.int8_mode and job.build.quantization == "explicit"
-
-
 def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made or read from `calibration.table`.
 
@@ -116,7 +111,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
     with stages("quantize"):
         quantized = stage.quantize(
             captured,
-            int8=quantizes(job),
+            int8=job.places_int8,
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=keep_of(job, prepared.captured),
             amax={} if table is None else table.amax,

@@ -112,7 +112,7 @@ def judge(
         InputError: `version` is no version.
     """
     if version is not None:
-        require_version("--for", version)
+        require_version(version)
     files = job_files(path, paths_exist=here)
     jobs = [_judged(file, Path(path), overrides, here, version, purpose) for file in files]
     return tuple(zip(jobs, by_job(files), strict=True))

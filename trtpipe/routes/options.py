@@ -17,7 +17,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.trt.flavour import parse_version
-from trtpipe.trt.options import asked, shown, uses_dla
+from trtpipe.trt.options import asked, shown
 from trtpipe.values import Route
 
 __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
@@ -316,7 +316,7 @@ def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
                     f"must be {legal} on route torch2trt, which drops others (got {spec.dtype}). Use build.route onnx.",
                 )
     yield from _one_float(job)
-    explicit = precision.int8_mode and build.quantization == "explicit"
+    explicit = job.places_int8
     if explicit:
         yield from _explicit(job)
     for kind, globs in (("fp32", precision.keep.fp32), ("fp16", precision.keep.fp16)):
@@ -360,7 +360,7 @@ def _explicit(job: Job) -> Iterator[tuple[str, str]]:
             "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). "
             "Leave it out, or use build.quantization implicit.",
         )
-    if uses_dla(job.build):
+    if job.build.uses_dla:
         yield (
             "build.quantization",
             "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it.",

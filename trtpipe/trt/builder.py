@@ -26,7 +26,7 @@ from trtpipe.trt import (
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla, without_driver
+from trtpipe.trt.options import asked, needs_driver, refusals, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -133,7 +133,7 @@ def _serialize(
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
         notes += lowering.allow_precisions(tensorrt, config, graph, build, precision)
-    if uses_dla(build):
+    if build.uses_dla:
         notes += configuration.dla_fallback(tensorrt, config, graph, build)
     calibrator = None
     if build.quantization == "implicit":

@@ -22,6 +22,9 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 #: The CUresult (cuda.h) of a machine without a GPU, and of a process that may see none.
 _NO_DEVICE = 100
 
+#: The driver's library, as the system's loader finds it.
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
 #: What is called of the driver's library.
 _FUNCTIONS = (
     "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
@@ -63,15 +66,14 @@ def probe() -> Driver:
 
     It calls cuInit: a process that will fork workers which use CUDA must not probe before it forks.
     """
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        cuda = ctypes.CDLL(name)
+        cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:
         if "No such file" in str(error) or sys.platform == "win32":
-            return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine", installed=False)
-        return Driver(problem=f"{name}, the NVIDIA driver's library, cannot be loaded: {error}")
+            return Driver(problem=f"{LIBRARY}, the NVIDIA driver's library, is not on this machine", installed=False)
+        return Driver(problem=f"{LIBRARY}, the NVIDIA driver's library, cannot be loaded: {error}")
     if missing := next((f for f in _FUNCTIONS if not hasattr(cuda, f)), None):
-        return Driver(problem=f"{name} is not the NVIDIA driver's library: it has no {missing}")
+        return Driver(problem=f"{LIBRARY} is not the NVIDIA driver's library: it has no {missing}")
     if status := cuda.cuInit(0):
         if status == _NO_DEVICE and (names := os.environ.get(VISIBLE)) is not None:
             return Driver(problem=f"{VISIBLE}={names} leaves no GPU")

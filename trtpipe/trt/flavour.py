@@ -172,14 +172,14 @@ def known(capability: str) -> str:
 _NAMES = frozenset(c.name for c in CAPABILITIES)
 
 
-def require_version(where: str, text: str) -> None:
-    """Hold `text` to be a version of numbers and dots.
+def require_version(text: str) -> None:
+    """Hold `text`, the value of `--for`, to be a version of numbers and dots.
 
     Raises:
-        InputError: it is not, at `where`.
+        InputError: it is not.
     """
     if not re.fullmatch(r"\d+(\.\d+)*", text):
-        raise InputError(f"{where}: must be a version like 10.3.0 (got {text!r}).")
+        raise InputError(f"--for: must be a version like 10.3.0 (got {text!r}).")
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ def look(module: object, name: FlavourName, version: str) -> frozenset[str]:
 def expected(name: str, version: str) -> frozenset[str]:
     """Names of the capabilities that this release has by the record, for a module that is not at hand."""
     number = parse_version(version)
-    return frozenset(c.name for c in CAPABILITIES if _within(number, c.spans(name)))
+    return frozenset(c.name for c in CAPABILITIES if any(is_within(number, *span) for span in c.spans(name)))
 
 
 def load(target: str) -> Flavour:
@@ -272,8 +272,6 @@ def _exists(module: object, path: str) -> bool:
     return value is not missing
 
 
-def _within(number: tuple[int, ...], spans: tuple[tuple[str, str], ...]) -> bool:
-    return any(
-        (not since or number >= parse_version(since)) and (not until or number < parse_version(until))
-        for since, until in spans
-    )
+def is_within(number: tuple[int, ...], since: str, until: str) -> bool:
+    """Whether a release, as `parse_version` gives it, is `since` or later and before `until`; "" is no bound."""
+    return (not since or number >= parse_version(since)) and (not until or number < parse_version(until))

@@ -116,7 +116,7 @@ def refusals(
             )
         if build.quantization == "implicit":
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."
-        if build.default_device_type == "dla" or "dla" in build.device_types.values():
+        if build.uses_dla:
             yield path, f"{needed.title} must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."
         if build.hardware_compatibility == "ampere_plus" and needed.capability not in BY_CAPABILITY["8.0"].precisions:
             yield (

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.network import enum_name
-from trtpipe.trt.options import uses_dla
 from trtpipe.trt.regions import Operation, OperationKind, int8_regions
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def weakly_typed(flavour: Flavour, build: Build) -> bool:
     """Whether the network has to be weakly typed: on 8.6, for implicit quantization, and for DLA before 11."""
     if not flavour.has("strong_typing"):
         return True
-    return flavour.has("weak_typing") and (build.quantization == "implicit" or uses_dla(build))
+    return flavour.has("weak_typing") and (build.quantization == "implicit" or build.uses_dla)
 
 
 def allow_precisions(

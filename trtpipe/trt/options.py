@@ -107,11 +107,6 @@ def asked(build: BuildOptions) -> JsonObject:
     return {n: v for n, v in values.items() if v != fields[n].get_default(call_default_factory=True)}
 
 
-def uses_dla(build: BuildOptions) -> bool:
-    """Whether any layer is to run on a DLA."""
-    return build.default_device_type == "dla" or "dla" in build.device_types.values()
-
-
 def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     """Option paths that need a GPU even where the flavour builds without one (observed with TensorRT-RTX 1.7.1)."""
     if name != "tensorrt_rtx":
@@ -156,7 +151,7 @@ def refusals(
     if precision is None or build.platform is None:
         return judged
     platform = platforms.PLATFORMS[build.platform]
-    return judged + platforms.refusals(platform, precision, dla=uses_dla(build), release=platforms.ALWAYS | able)
+    return judged + platforms.refusals(platform, precision, dla=build.uses_dla, release=platforms.ALWAYS | able)
 
 
 def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
@@ -282,7 +277,7 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             "precision.keep",
             f"must be empty with build.quantization implicit (got {kept}). Use explicit, or keep nothing.",
         )
-    if uses_dla(build) and "dla" in able:
+    if build.uses_dla and "dla" in able:
         if not (precision.fp16_mode or precision.int8_mode):
             yield (
                 "build.default_device_type",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.job.build_options import BuildOptions, PlatformName
-from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.flavour import is_within, parse_version
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Precision
@@ -241,8 +241,7 @@ def releases_wanted(compute_capability: str, version: str) -> str:
     `version` is none of them; else ""."""
     abilities = BY_CAPABILITY.get(compute_capability)
     since, until = abilities.releases if abilities else ("", "")
-    number = parse_version(version)
-    if (not since or number >= parse_version(since)) and (not until or number < parse_version(until)):
+    if is_within(parse_version(version), since, until):
         return ""
     return f"{since} or later" if since else f"before {until}"
 

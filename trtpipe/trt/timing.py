@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Mapping
 
 from calib.types import Array
 from trtpipe.errors import MissingError
-from trtpipe.trt.driver import error_name
+from trtpipe.trt.driver import LIBRARY, error_name
 from trtpipe.trt.owned import Owned, Owner
 from trtpipe.trt.runtime import EngineRunner
 
@@ -97,7 +96,7 @@ class _Events:
     """Two CUDA events of the driver API."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        self._cuda = ctypes.CDLL(LIBRARY)
         self._owner = Owner()
         self._events: list[Owned] = []
 

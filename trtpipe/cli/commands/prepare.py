@@ -52,7 +52,7 @@ def command(
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
     """
     if release is not None:
-        require_version("--for", release)
+        require_version(release)
     loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
     require_key(sign)
     works = [

@@ -88,7 +88,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     frontend = load()
     arguments = keywords(job, loaded, tensorrt)
     _known(frontend.torch2trt, {**arguments, "device_types": {}})
-    explicit = job.precision.int8_mode and job.build.quantization == "explicit"
+    explicit = job.places_int8
     held: list[object] = []
     module = quantized_module(quantized, frontend, tensorrt, job, held) if explicit else on_device(loaded)
     devices = device_types(loaded.module if explicit else module, job.build.device_types, tensorrt.module)
@@ -230,8 +230,8 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonOb
     both its converters give some layers a precision, and the flags are set where Q/DQ are written.
     """
     trt, build = tensorrt.module, job.build
-    implicit = job.precision.int8_mode and build.quantization == "implicit"
-    explicit = job.precision.int8_mode and not implicit
+    explicit = job.places_int8
+    implicit = job.precision.int8_mode and not explicit
     dla = build.default_device_type == "dla"
     made: JsonObject = {
         "input_names": [s.name for s in loaded.inputs],
