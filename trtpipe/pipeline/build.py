@@ -91,8 +91,8 @@ def build(
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
     check_engine = partial(check, keep=outputs.update, needed=memory.append)
     report = of_graph[0] if of_graph else check_engine(job, prepared, compiled, stages)
-    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
-        job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
+    if better := retuned(job, prepared, compiled.lowered.table, report, out, stages):
+        job, tuned, how = better
         compiled = build_engine(job, prepared, lambda: tuned, stages)
         report = check_engine(job, prepared, compiled, stages)
         report = replace(report, notes=(*report.notes, how))
@@ -101,12 +101,14 @@ def build(
     checked = Checked(compiled, prepared, report, outputs, memory[-1])
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
-    wanted = diagnosis_wanted(job, report, diagnose_seconds)
+    wanted = diagnosis_wanted(job, report, diagnose_seconds, always=job.check.sensitivity)
     if wanted or job.check.bench:
         if not report.passed:
             stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
         table = compiled.lowered.table
-        report, sensitivity = explained(job, prepared, table, report, stages, diagnose_seconds)
+        report, sensitivity = explained(
+            job, prepared, table, report, stages, diagnose_seconds, always=job.check.sensitivity
+        )
         bench = None
         if job.check.bench:
             bench = bench_prepared(job, prepared, table, {"engine": lambda: plan_of(compiled.engine)}, stages)
@@ -116,9 +118,12 @@ def build(
 
 
 def retuned(
-    job: Job, prepared: PreparedJob, table: CalibrationTable | None, out: Path, stages: Stages
-) -> tuple[Job, CalibrationTable | None, str]:
-    """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, report: CheckReport, out: Path, stages: Stages
+) -> tuple[Job, CalibrationTable | None, str] | None:
+    """After a failed check, the job that `tune` finds (the closest when none meets the limits), its table, and a line
+    that says so; None where the job asks for no search, or the failure is none that one could mend."""
+    if not (job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune"):
+        return None
     result = tune_from(job, prepared, table, out, stages)
     table = None if table is None else recalibrated(result.job, prepared, table, stages)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}"

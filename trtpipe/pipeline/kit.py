@@ -33,7 +33,7 @@ from trtpipe.pipeline.stages import (
     quantize,
 )
 from trtpipe.pipeline.validate import kit_refusals
-from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
@@ -100,8 +100,8 @@ def write_kit(
         return lowered, graph, dataclasses.replace(report, notes=(*report.notes, *graph.notes))
 
     lowered, graph, report = checked(job, table)
-    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
-        job, table, how = retuned(job, prepared, table, out, stages)
+    if better := retuned(job, prepared, table, report, out, stages):
+        job, table, how = better
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
     requested = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
@@ -123,11 +123,9 @@ def write_kit(
             return write_bundle(out / job.name, *contents, sign=sign)
 
     kit = written(report)
-    check = job.check.model_copy(update={"sensitivity": False})
-    without_sensitivity = job.model_copy(update={"check": check})
-    if diagnosis_wanted(without_sensitivity, report, diagnose_seconds):
+    if diagnosis_wanted(job, report, diagnose_seconds, always=False):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
-        report, _ = explained(without_sensitivity, prepared, table, report, stages, diagnose_seconds)
+        report, _ = explained(job, prepared, table, report, stages, diagnose_seconds, always=False)
         kit = written(report)
     return Built(kit, report, stages.seconds)
 

@@ -44,23 +44,30 @@ class Evidence:
     bench: Bench | None = None
 
 
-def diagnosis_wanted(job: Job, report: CheckReport, seconds: float) -> bool:
-    """Whether sensitivities are to be measured: the job asks for them, or a quantized job failed over numbers."""
-    return job.places_qdq and (job.check.sensitivity or (_failed(job, report) and seconds > 0))
+def diagnosis_wanted(job: Job, report: CheckReport, seconds: float, *, always: bool) -> bool:
+    """Whether sensitivities are to be measured: `always` of a quantized job, or where it failed over numbers."""
+    return job.places_qdq and (always or (_failed(job, report) and seconds > 0))
 
 
 def explained(
-    job: Job, prepared: PreparedJob, table: CalibrationTable | None, report: CheckReport, stages: Stages, seconds: float
+    job: Job,
+    prepared: PreparedJob,
+    table: CalibrationTable | None,
+    report: CheckReport,
+    stages: Stages,
+    seconds: float,
+    *,
+    always: bool,
 ) -> tuple[CheckReport, Sensitivity | None]:
     """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
-    lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
-    if not diagnosis_wanted(job, report, seconds):
+    lines. `seconds` bounds what a failed check takes; those that are `always` wanted are measured in full."""
+    if not diagnosis_wanted(job, report, seconds, always=always):
         return report, None
     with stages("diagnose") as progress:
         began = time.perf_counter()
         after, narrow = prepared.corrected(table), narrow_of(job, prepared, table)
         ranges = after.needed_ranges(job.precision)
-        within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
+        within = None if always else seconds - (time.perf_counter() - began)
         amax, samples = {} if table is None else table.amax, prepared.check_source
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(job, report):
