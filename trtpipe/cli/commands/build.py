@@ -14,7 +14,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, require_key, sign_option, trusted
+from trtpipe.cli.commands.bundles import key_option, metric_line, require_key, sign_option, trusted
 from trtpipe.cli.commands.options import (
     device_option,
     diagnose_option,
@@ -190,10 +190,8 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     several = len({m.output for m in report.metrics}) > 1
     for metric in report.metrics:
         label = f"{metric.output}.{metric.name}" if several else metric.name
-        mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
-        limit = f"limit {metric.limit_text}" if metric.limit_text else ""
         spread = f"95 % {metric.interval_text}" if metric.interval_text else ""
-        lines.append(f"  {label:<28} {metric.value_text:<12} {limit:<14} {mark:<7} {spread}".rstrip())
+        lines.append(metric_line(label, metric, spread))
     lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  note: {note}" for note in report.notes]

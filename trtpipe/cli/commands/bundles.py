@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from trtpipe.bundle.signing import configured_key, signer
-from trtpipe.values import CheckReport
+from trtpipe.values import CheckReport, Metric
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -65,9 +65,13 @@ def report_lines(report: CheckReport) -> list[str]:
     """A check's figures, each beside its limit."""
     word = "passed" if report.passed else "FAILED"
     lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]
-    for metric in report.metrics:
-        mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
-        limit = f"limit {metric.limit_text}" if metric.limit_text else ""
-        lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value_text:<12} {limit:<14} {mark}".rstrip())
+    lines += [metric_line(f"{metric.output}.{metric.name}", metric) for metric in report.metrics]
     lines += [f"  problem: {problem}" for problem in report.problems]
     return lines + [f"  note: {note}" for note in report.notes]
+
+
+def metric_line(label: str, metric: Metric, spread: str = "") -> str:
+    """A figure beside its limit; `spread` is what is said of its uncertainty."""
+    mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
+    limit = f"limit {metric.limit_text}" if metric.limit_text else ""
+    return f"  {label:<28} {metric.value_text:<12} {limit:<14} {mark:<7} {spread}".rstrip()
