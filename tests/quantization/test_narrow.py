@@ -21,10 +21,11 @@ from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
+from trtpipe.quantization.globs import matching
 from trtpipe.quantization.moments import block_moments, shrunk
 from trtpipe.quantization.narrow import Statistics
 from trtpipe.quantization.policy import Choice, Modes, assign, cannot
-from trtpipe.quantization.precision import Keep, matching
+from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.routes.onnx import to_onnx

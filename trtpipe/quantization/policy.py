@@ -16,7 +16,6 @@ FP8's limits are those of ModelOpt (modelopt/onnx/quantization/graph_utils.py): 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,7 +25,8 @@ from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import is_constant, module_path, op_name
 from trtpipe.model.sites import MATMULS, of_product
 from trtpipe.quantization.formats import FORMATS, block_size
-from trtpipe.quantization.precision import Keep, matching
+from trtpipe.quantization.globs import matching, nearest_paths
+from trtpipe.quantization.precision import Keep
 from trtpipe.values import NumberFormatName, Site
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ class Assignment:
 
     choices: Mapping[Node, Choice] = field(default_factory=dict)
 
-    def excludes(self, node: Node, number_format: NumberFormatName) -> bool:
-        """Whether the operation has another format, or none."""
+    def excludes_int8(self, node: Node) -> bool:
+        """Whether the operation has another format than INT8, or none."""
         choice = self.choices.get(node)
-        return choice is not None and choice.format != number_format
+        return choice is not None and choice.format != "int8"
 
     def of(self, number_format: NumberFormatName) -> frozenset[Node]:
         """The operations that have this format."""
@@ -123,11 +123,10 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
         matched = [n for n in nodes if matching((glob,), module_path(n))]
         where = f"precision.formats.{glob}"
         if not matched:
-            paths = sorted({module_path(n) for n in nodes} - {""})
-            near = ", ".join(difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0))
+            paths = [module_path(n) for n in nodes]
             raise InputError(
                 f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
-                f"none). Nearest paths: {near}."
+                f"none). {nearest_paths(glob, paths)}"
             )
         refused = [cannot(n, name, weights_alone=modes.weights_alone(name)) for n in matched]
         if all(refused):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from trtpipe.model.nodes import (
     source_line,
 )  # fmt: skip
 from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.quantization.globs import matching, nearest_paths
 from trtpipe.trt.formats import NO_BF16, product_format
 from trtpipe.values import Captured, LayerPrecision, PrecisionName, Site, TensorSpec
 
@@ -102,13 +101,6 @@ class Keep:
         return None
 
 
-def matching(globs: Iterable[str], path: str) -> str | None:
-    """The first glob that matches the path, or a container that it is in."""
-    parts = path.split(".")
-    ancestors = [".".join(parts[: k + 1]) for k in range(len(parts))]
-    return next((g for g in globs if any(fnmatch.fnmatchcase(a, g) for a in ancestors)), None)
-
-
 def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
     """`keep`, after every glob was found to match some module of the graph.
 
@@ -119,10 +111,9 @@ def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
     for name, globs in (("fp32", keep.fp32), ("fp16", keep.fp16), ("bf16", keep.bf16)):
         for glob in globs:
             if not any(matching((glob,), p) for p in paths):
-                near = difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0)
                 raise InputError(
                     f"precision.keep.{name}: each glob must match a module (got {glob!r}, which matches none). "
-                    f"Nearest paths: {', '.join(near)}."
+                    f"{nearest_paths(glob, paths)}"
                 )
     return keep
 

@@ -277,7 +277,7 @@ class SitePlan:
 
     def out_of_int8(self, keep: Keep) -> Callable[[Node], bool]:
         """Whether a node must not compute in INT8."""
-        return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
+        return lambda node: keep.out_of_int8(node) or self.chosen.excludes_int8(node)
 
 
 def checked_plan(captured: Captured, *, int8: bool, keep: Keep, modes: Modes | None) -> SitePlan:
