@@ -49,17 +49,16 @@ class TrtCache:
         return {name: float(np.float32(scale) * np.float32(127)) for name, scale in self.scales.items()}
 
 
-def read_cache(text: str | bytes, where: str = "TensorRT cache", zeros: bool = False) -> TrtCache:
+def read_cache(text: str | bytes, where: str = "TensorRT cache") -> TrtCache:
     """A cache read and fully validated.
 
     Args:
         text: the file's content.
         where: named in errors.
-        zeros: let a scale of 0 pass, which TensorRT may write for a tensor that was zero everywhere.
 
     Raises:
         CalibError: anything but a whole cache: another header, a line of another form, a name twice, a scale that is
-            not a positive normal number, no tensor. Lines that are missing at its end do not show.
+            neither 0 nor a positive normal number, no tensor. Lines that are missing at its end do not show.
     """
     if isinstance(text, bytes):
         try:
@@ -86,7 +85,7 @@ def read_cache(text: str | bytes, where: str = "TensorRT cache", zeros: bool = F
                 f"{where}:{number}: must read `tensor: 8 hex digits` (got {line[:80]!r}). Is the file cut short?"
             )
         name, scale = fields[1], struct.unpack(">f", bytes.fromhex(fields[2]))[0]
-        if scale or not zeros:
+        if scale:  # TensorRT may write 0 for a tensor that was zero everywhere
             _checked(f"{where}:{number}", name, scale)
         if name in scales:
             raise CalibError(f"{where}:{number}: each tensor must be there once (got {name!r} again). Calibrate again.")

@@ -188,16 +188,16 @@ class _Feed:
 def _class(base: Any, legacy: bool) -> type:
     """A subclass of one of TensorRT's calibrator classes whose every callback stores what it raises."""
 
-    def guarded(method: Callable[..., object], otherwise: object) -> Callable[..., object]:
+    def guarded(method: Callable[..., object]) -> Callable[..., object]:
         def call(self: Any, *args: object) -> object:
             feed: _Feed = self._feed
             if feed.error is not None:
-                return otherwise
+                return None
             try:
                 return method(feed, *args)
             except BaseException as error:  # noqa: BLE001  TensorRT would swallow it; `finish` raises it
                 feed.error = error
-                return otherwise
+                return None
 
         return call
 
@@ -211,9 +211,9 @@ def _class(base: Any, legacy: bool) -> type:
         "notes": property(lambda self: self._feed.notes),
         "finish": lambda self: self._feed.finish(),
         "get_batch_size": lambda self: self._feed.batch_size,
-        "get_batch": guarded(_Feed.get_batch, None),
-        "read_calibration_cache": guarded(lambda feed: feed.cached, None),
-        "write_calibration_cache": guarded(_Feed.write, None),
+        "get_batch": guarded(_Feed.get_batch),
+        "read_calibration_cache": guarded(lambda feed: feed.cached),
+        "write_calibration_cache": guarded(_Feed.write),
     }
     if legacy:
         members |= {
@@ -251,7 +251,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
             f"{file}: must be made from this calibration's own model, data and settings (got {shown}). "
             "Remove it to calibrate again, or name another file."
         )
-    read_cache(body, str(file), zeros=True)
+    read_cache(body, str(file))
     return body, (f"{file}: scales read from it; nothing was calibrated.",)
 
 

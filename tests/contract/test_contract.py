@@ -34,7 +34,7 @@ MISTAKES = {
     "the calibrator returns a generator on 10.16": (
         "10.16.1.11",
         "calib/trt_calibrator.py",
-        '"get_batch": guarded(_Feed.get_batch, None),',
+        '"get_batch": guarded(_Feed.get_batch),',
         '"get_batch": lambda self, names: (address for address in _Feed.get_batch(self._feed, names) or ()),',
         "test_every_batch_is_read_and_the_cache_is_written",
     ),

@@ -46,7 +46,6 @@ class Shown:
     baseline: str | None
     executed: str | None
     differs: bool
-    wrong: bool
     score: float
     image: str | None
     pictures: tuple[tuple[str, str], ...] = ()
@@ -138,7 +137,6 @@ def gallery(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Gallery
                 baseline=class_name(int(expected[i]), names),
                 executed=class_name(int(executed[i]), names),
                 differs=bool(differs[i]),
-                wrong=label is not None and label != int(executed[i]),
                 score=float(margin[i]),
                 image=image_uri(compared.images, str(compared.ids[i])),
             )
@@ -151,9 +149,7 @@ def _least_overlapping(compared: ComparedOutputs, pairs: Sequence[tuple[Drawn, D
     scores = [overlap(*pair) for pair in pairs]
     order = sorted(range(len(scores)), key=lambda i: (scores[i], i))[:SHOWN_SAMPLES]
     shown = tuple(
-        Shown(
-            str(compared.ids[i]), None, None, None, False, False, scores[i], None, box_pictures(compared, i, pairs[i])
-        )
+        Shown(str(compared.ids[i]), None, None, None, False, scores[i], None, box_pictures(compared, i, pairs[i]))
         for i in order
     )
     assert compared.detections is not None
@@ -176,7 +172,7 @@ def _least_similar(compared: ComparedOutputs) -> Gallery | None:
     order = sorted(range(len(worst)), key=lambda i: (float(worst[i]), i))[:SHOWN_SAMPLES]
     dense = is_dense(compared.outputs[output])
     shown = tuple(
-        Shown(str(compared.ids[i]), None, None, None, False, False, float(worst[i]),
+        Shown(str(compared.ids[i]), None, None, None, False, float(worst[i]),
               image_uri(compared.images, str(compared.ids[i])),
               pictures(compared.reference[output][i], compared.outputs[output][i]) if dense else ())
         for i in order

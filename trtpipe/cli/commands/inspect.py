@@ -117,7 +117,7 @@ def _cache(path: Path) -> JsonObject:
     """A TensorRT calibration cache: amax by TensorRT's own names of the tensors."""
     data = path.read_bytes()
     try:
-        cache = read_cache(data, str(path), zeros=True)
+        cache = read_cache(data, str(path))
     except CalibError as error:
         raise InputError(str(error)) from None
     header = data.partition(b"\n")[0].decode().strip()

@@ -83,7 +83,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
-        "build": job.build.model_dump(mode="json", exclude={*_without_effect("build"), "plugins"}),  # among the parts
+        "build": job.build.model_dump(mode="json", exclude={*_build_without_effect(), "plugins"}),  # among the parts
         "inputs": {n: i.model_dump(mode="json") for n, i in job.inputs.items()},
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
         "versions": versions(DECIDING),
@@ -92,8 +92,8 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     return json_digest(sections)
 
 
-def _without_effect(section: str) -> set[str]:
-    return {key.partition(".")[2] for key in WITHOUT_EFFECT if key.startswith(f"{section}.")}
+def _build_without_effect() -> set[str]:
+    return {key.removeprefix("build.") for key in WITHOUT_EFFECT if key.startswith("build.")}
 
 
 def fingerprint(source: str, target: str) -> str:
