@@ -102,13 +102,13 @@ def by_job(files: Sequence[JobFile]) -> tuple[tuple[Problem, ...], ...]:
     """The problems of each job of one file; one that others have not, whose value stands in the same place, names the
     combinations of the matrix that have it."""
 
-    def told(problem: Problem) -> Problem:
+    def naming_combinations(problem: Problem) -> Problem:
         having = [f for f in files if problem in f.problems]
         if not any(f.stands_at(problem, having[0]) for f in files if f not in having):
             return problem
         return replace(problem, text=f"{problem.text} In the matrix: {'; '.join(str(f.cell) for f in having)}.")
 
-    return tuple(tuple(map(told, file.problems)) for file in files)
+    return tuple(tuple(map(naming_combinations, file.problems)) for file in files)
 
 
 class JobFile:
