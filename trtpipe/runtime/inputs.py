@@ -21,7 +21,8 @@ from trtpipe.runtime.session import Model
 
 @dataclass(frozen=True)
 class Feed:
-    """Samples in order. `truths` are the classes that a folder's structure gives them, None where it gives none.
+    """Samples in order. `truths` are the classes that a folder's structure, or the labels of a file of arrays, give
+    them; None where there is none.
 
     Exactly one of `paths`, images still to be read, and `arrays`, [S, ...] by input name, is set.
     """
@@ -58,8 +59,8 @@ def open_feed(path: Path, model: Model) -> Feed:
     that is each image's truth.
 
     Raises:
-        InputError: nothing there, no image in the folder, a folder in it that cannot be listed, or a kind of file that
-            is neither image nor array.
+        InputError: nothing there, no image in the folder, a folder in it that cannot be listed, a kind of file that is
+            neither image nor array, a file of arrays that is damaged, or arrays of unequal length or without a sample.
     """
     if path.is_dir():
         return _folder(path, model)

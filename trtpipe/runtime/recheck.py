@@ -79,7 +79,7 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
 
 
 class _Swapped:
-    """Gives each sample the next one's outputs; an output of one sample, or of a whole batch, is negated."""
+    """Gives each sample the previous one's outputs; an output of one sample, or of a whole batch, is negated."""
 
     def __init__(self, runner: OpenRunner, how: Batching) -> None:
         self.name, self._runner = runner.name, runner
