@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from networkx.utils import UnionFind
 
 from trtpipe.model.marks import is_marked, marks_of
 from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name, shape_of
@@ -102,7 +103,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             quantized.add(node)
     fed = {x for _, x, _, _, _ in candidates}
     candidates += _residual(graph, role, quantized, fed)
-    groups = _Groups()
+    groups = UnionFind()  # of tensors that must share one scale
     shared_keys = _shared(graph, role, fed, groups)
     candidates += shared_keys
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
@@ -110,10 +111,10 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     first_key: dict[Node, str] = {}
     for _, x, key, axis, _ in candidates:
         if axis is None:
-            first_key.setdefault(groups.root(x), key)
+            first_key.setdefault(groups[x], key)
     return (
         tuple(
-            Site(c, x, key, first_key[groups.root(x)] if axis is None else key, axis, rule)
+            Site(c, x, key, first_key[groups[x]] if axis is None else key, axis, rule)
             for c, x, key, axis, rule in candidates
         ),
         tuple(skipped),
@@ -252,28 +253,11 @@ def _longer(a: Node, b: Node) -> Node | None:
     return a if only_left > only_right else b
 
 
-class _Groups:
-    """Union of tensors that must share one scale."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Node, Node] = {}
-
-    def root(self, node: Node) -> Node:
-        while node in self._parent:
-            node = self._parent[node]
-        return node
-
-    def join(self, a: Node, b: Node) -> None:
-        ra, rb = self.root(a), self.root(b)
-        if ra is not rb:
-            self._parent[rb] = ra
-
-
 def _shared(
     graph: GraphModule,
     role: Mapping[Node, str],
     fed: Collection[Node],
-    groups: _Groups,
+    groups: UnionFind,
 ) -> list[tuple[Node, Node, str, int | None, str]]:
     extra: list[tuple[Node, Node, str, int | None, str]] = []
     for node in calls(graph.graph):
@@ -286,7 +270,7 @@ def _shared(
         for i, x in enumerate(parts):
             key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")
             extra.append((node, x, key, None, "Q5"))
-            groups.join(node, x)
+            groups.union(node, x)
     return extra
 
 

@@ -79,8 +79,7 @@ def groups_of(node: Node) -> int:
 class _Search:
     def __init__(self, graph: GraphModule) -> None:
         self._graph = graph.graph
-        self._parent: dict[Node, Node] = {}
-        self._drafts: dict[Node, _Draft] = {}
+        self._drafts: dict[Node, _Draft] = {}  # of each tensor, in the order in which they were met
         users = Counter(c for n in calls(graph.graph) for c in n.all_input_nodes if is_constant(c))
         self._tied = {c for c, count in users.items() if count > 1}
         self._tied |= {n for n in graph.graph.nodes if is_constant(n) and _target_count(graph.graph, n) > 1}
@@ -89,7 +88,9 @@ class _Search:
         for node in self._graph.nodes:
             self._visit(node)
         domains = []
-        for draft in self._drafts.values():
+        for first, draft in self._drafts.items():
+            if first is not draft.tensors[0]:
+                continue
             if draft.frozen or draft.axis is None or not draft.readers or not draft.makers:
                 continue
             normalized = any(op_name(m) == "layer_norm" for m in draft.makers)
@@ -162,15 +163,9 @@ class _Search:
         return x.meta["val"].dim() == 4 and dims == {2, 3}
 
     def _draft(self, node: Node) -> _Draft:
-        root = self._root(node)
-        if root not in self._drafts:
-            self._drafts[root] = _Draft(tensors=[root])
-        return self._drafts[root]
-
-    def _root(self, node: Node) -> Node:
-        while node in self._parent:
-            node = self._parent[node]
-        return node
+        if node not in self._drafts:
+            self._drafts[node] = _Draft(tensors=[node])
+        return self._drafts[node]
 
     def _freeze(self, node: Node) -> None:
         self._draft(node).frozen = True
@@ -191,9 +186,7 @@ class _Search:
         left.makers += right.makers
         left.readers += right.readers
         left.clips += right.clips
-        old, new = self._root(b), self._root(a)
-        del self._drafts[old]
-        self._parent[old] = new
+        self._drafts.update(dict.fromkeys(right.tensors, left))
 
 
 def _target_count(graph: torch.fx.Graph, node: Node) -> int:
