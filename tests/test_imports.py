@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 
 import pytest
-from source_tree import HEAVY, ROOT, Tree
+from source_tree import HEAVY, LIGHT, ROOT, Tree
 
 #: Rooms whose modules a device imports without any of that, and the modules there that load something heavy: nothing
 #: imports them but the functions that need it.
@@ -82,9 +83,27 @@ def test_no_import_hides_in_a_function_without_a_reason(tree: Tree) -> None:
     assert list(tree.needless()) == [], "import these at the top of the module: they load nothing heavy"
 
 
+#: Modules by the distributions of pyproject.toml that bring them under another name.
+BROUGHT = {"pyyaml": "yaml", "pillow": "PIL", "protobuf": "google", "cuda-python": "cuda", "scikit-learn": "sklearn"}
+#: What is imported and no extra installs: a part of what one installs, or what is used where the user has it.
+UNDECLARED = {"distributed", "triton", "pycuda", "torch2trt"}
+
+
+def declared(requirements: Iterable[str]) -> set[str]:
+    """The modules that requirements bring."""
+    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+    return {BROUGHT.get(name, name.replace("-", "_")) for name in names}
+
+
 def test_every_package_is_one_that_is_declared(tree: Tree) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     what = "add it to pyproject.toml, and to LIGHT (of every installation) or HEAVY (of an extra) here"
     assert list(tree.undeclared()) == [], what
+    assert declared(project["dependencies"]) == set(LIGHT), what
+    extras = declared(requirement for extra in project["optional-dependencies"].values() for requirement in extra)
+    assert {name.partition(".")[0] for name in HEAVY} - extras - set(LIGHT) == UNDECLARED, what
 
 
 def test_only_the_command_line_prints(tree: Tree) -> None:

@@ -64,6 +64,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "onnx_ir": ("onnx-ir",),
     "PIL": ("pillow", "pillow-simd"),
     "yaml": ("pyyaml",),
+    "pydantic_core": ("pydantic-core",),
     "cuda": ("cuda-python", "cuda-bindings"),
 }
 
@@ -82,7 +83,7 @@ JUDGED_TOGETHER = ("torch", "torchao")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(CAPTURE, "build"),
-    **dict.fromkeys((*BUILDING, "matplotlib"), "build"),
+    **dict.fromkeys((*BUILDING, "matplotlib", "onnx_ir", "sympy", "ml_dtypes", "markupsafe"), "build"),
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
