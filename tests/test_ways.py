@@ -17,8 +17,8 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.atomic", "trtpipe.bundle.triton", "trtpipe.pipeline.cache.store"}, "trtpipe.atomic.sibling",
     ),
     "writes a file where it stays": (
-        # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, /proc, and
-        # nowhere
+        # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, /proc, a
+        # log, a probe that is deleted, and nowhere
         {"calib.process_state", "calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive",
          "trtpipe.bundle.signing",
          "trtpipe.bundle.triton", "trtpipe.examples.shapes",
@@ -26,7 +26,9 @@ WAYS: dict[str, tuple[set[str], str]] = {
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
          "trtpipe.model.onnx.reference", "trtpipe.nightly.history_plot",
-         "trtpipe.report.bench_page"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
+         "trtpipe.report.bench_page", "trtpipe.report.dense", "trtpipe.cli.starter", "trtpipe.nightly.pool",
+         "trtpipe.outputs", "trtpipe.pipeline.cache.recorder"},
+        "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),
     "ends with a number": (
         # processes of jobs, scripts that are to be copied, and what hands on the code of another program
@@ -75,7 +77,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
 
 #: What writes a file, of Python and of the libraries that are used.
 WRITERS = re.compile(
-    r"\.(write_text|write_bytes|savefig)$|(^|\.)save_file$"
+    r"\.(write_text|write_bytes|savefig|tofile)$|(^|\.)(save_file|copytree)$"
     r"|^(torch(\.jit)?|np|numpy|onnx|json|yaml|pickle|ir|onnx_ir|jit)\.(save\w*|dump)$"
 )
 
@@ -84,6 +86,7 @@ WRITERS = re.compile(
 def ways(module: ast.Module) -> frozenset[str]:
     """What of `WAYS` a module does."""
     module, found = resolved(module), set()
+    pictures = any(t.startswith("PIL") for n in ast.walk(module) for t in imported(n))
     making = {id(n) for f in ast.walk(module) if getattr(f, "name", "") == "__post_init__" for n in ast.walk(f)}
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
@@ -94,9 +97,10 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("replaces a file")
         if name in ("os.rename", "os.renames") or (name.endswith(".rename") and one and not name.startswith("os.")):
             found.add("renames a folder")
-        opened = re.fullmatch(r"(.*\.)?(fd)?open", name) and re.search(
-            r", '[wax]|mode='[wax]|\('[wax]b?'[,)]", ast.unparse(call)
+        opened = re.fullmatch(r"(.*\.)?((fd)?open|ZipFile)", name) and re.search(
+            r", '[wax]|mode='[wax]|\('[wax]b?'[,)]|\bO_(WRONLY|RDWR|CREAT)\b", ast.unparse(call)
         )
+        opened = opened or (pictures and name.endswith(".save"))
         if opened or re.search(WRITERS, name):
             found.add("writes a file where it stays")
         if (
@@ -163,6 +167,13 @@ def ways(module: ast.Module) -> frozenset[str]:
     if any(map(holds_state, (*executed_once(module), *shared))) or any(filled(module)):
         found.add("keeps state in a module")
     return frozenset(found)
+
+
+def imported(node: ast.AST) -> tuple[str, ...]:
+    """The modules that an import statement names."""
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "",)
+    return tuple(alias.name for alias in node.names) if isinstance(node, ast.Import) else ()
 
 
 def takes_first_line(node: ast.AST) -> bool:
@@ -301,6 +312,12 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("np.savez_compressed(path, **arrays)", "writes a file where it stays"),
         ("from safetensors.numpy import save_file\nsave_file(arrays, path)", "writes a file where it stays"),
         ("json.dump(report, stream)", "writes a file where it stays"),
+        ("log = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)", "writes a file where it stays"),
+        ("from os import O_RDWR, open\nlog = open(path, O_RDWR)", "writes a file where it stays"),
+        ("from PIL import Image\nImage.fromarray(pixels).save(path)", "writes a file where it stays"),
+        ("pixels.tofile(path)", "writes a file where it stays"),
+        ("with zipfile.ZipFile(path, 'w') as archive: pass", "writes a file where it stays"),
+        ("shutil.copytree(bundle, out)", "writes a file where it stays"),
         ("with sqlite3.connect(path) as history: pass", "opens a database"),
         ("for site in find_sites(captured.graph)[0]: pass", "finds where Q/DQ can go"),
         ("job = Job.model_validate(yaml.safe_load(path.read_text()))", "makes a job"),
@@ -371,7 +388,8 @@ def test_another_place_is_found(line: str, way: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["text.replace('a', 'b')", "replace(value, name=x)", "moved = value.replace(tzinfo=None)",
+    ["text.replace('a', 'b')", "table.save(path)", "os.open(path, os.O_RDONLY)",
+     "replace(value, name=x)", "moved = value.replace(tzinfo=None)",
      "digest.update(data)", "'a name with type(x).__name__'", "'DataDependent' in type(error).__name__",
      "return_type = f'{type(x).__name__} of {n}'", "assert x is not None", "RTX_SEEN: Mapping[str, int] = {}",
      "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
