@@ -209,6 +209,8 @@ def test_a_planted_upward_import_breaks_the_contract(module: str, line: str, cop
         "import trtpipe.values\ndef f():\n    return trtpipe.check('x')",
         "import trtpipe as t\ndef f():\n    return t.load",
         "from trtpipe import build\ndef f():\n    return build('x')",
+        "importlib.util.find_spec(ROOM + '.trt.flavour')",
+        "subprocess.run([sys.executable, '-m', 'trtpipe', 'check', path])",
     ],
 )
 def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree) -> None:
@@ -227,6 +229,9 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree)
         "importlib.util.spec_from_file_location('steps', path)",
         "importlib.metadata.entry_points(group='trtpipe-routes')",
         "importlib.reload(module)",
+        "SourceFileLoader('steps', path).load_module()",
+        "spec.loader.exec_module(module)",
+        "sys.modules['trtpipe.' + name]",
     ],
 )
 def test_a_planted_import_by_a_name_made_at_run_time_is_found(line: str, tree: Tree) -> None:

@@ -109,6 +109,8 @@ def ways(module: ast.Module) -> frozenset[str]:
             and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
         ):
             found.add("ends with a number")
+        if name == "typing.cast" and len(call.args) == 2 and is_missing(call.args[1]):
+            found.add("has Any for a missing part")
         if name == "sqlite3.connect":
             found.add("opens a database")
         if name.rpartition(".")[2] == "find_sites":
@@ -196,7 +198,10 @@ def in_words(node: ast.List | ast.Tuple | ast.Call) -> str:
 
 def with_values(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The types of fields and arguments that have a value by default, and that value."""
-    if isinstance(node, ast.AnnAssign) and node.value is not None:
+    if isinstance(node, ast.ClassDef):  # `object` says what may be given to a function, but of a part nothing
+        fields = (n for n in node.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.annotation) == "object")
+        yield from ((ast.Name("Any"), field.value) for field in fields if field.value is not None)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
         yield node.annotation, node.value
     elif isinstance(node, ast.arguments):
         plain = [*node.posonlyargs, *node.args]
@@ -378,6 +383,8 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ),
         ("def f(m): m.__dict__['limit'] = 1", "changes a frozen value"),
         ("class K:\n    moved: int = None  # type: ignore[assignment]", "has Any for a missing part"),
+        ("class K:\n    sensitivity: object = None", "has Any for a missing part"),
+        ("from typing import cast\nsensitivity = cast(Any, None)", "has Any for a missing part"),
         ("raise SystemExit('no runtime for Windows yet')", "ends with a number"),
         ("def f(n): return ExitCode(3 if n else 0)", "ends with a number"),
     ],

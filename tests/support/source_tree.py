@@ -26,7 +26,8 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
          "pycocotools", "safetensors.torch")  # fmt: skip
 #: What imports a module whose name is made at run time.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval", "entry_points",
-           "spec_from_file_location", "reload"}  # fmt: skip
+           "spec_from_file_location", "reload", "SourceFileLoader", "module_from_spec", "exec_module",
+           "load_module"}  # fmt: skip
 #: What writes to a standard stream, by its dotted name.
 STREAMS = re.compile(
     r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
@@ -70,6 +71,8 @@ class Tree:
                 name = name.rpartition(".")[0]
             if "." in name:
                 yield name
+        if re.fullmatch(r"(\.\w+){2,}", text) and f"trtpipe{text}" in self.modules:  # put behind a package's name
+            yield f"trtpipe{text}"
 
     def imports(self, name: str) -> dict[str, set[str]]:
         """What a module imports, by where the import stands: `top`, `class`, `function` or `type`; or `text`, when it
@@ -96,6 +99,8 @@ class Tree:
                     found[where].update(self.targets(node))
                 elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                     continue  # a docstring
+                elif isinstance(node, ast.List | ast.Tuple) and "'-m', 'trtpipe'" in ast.unparse(node):
+                    found["text"].add("trtpipe.cli.main")
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found["text"].update(set(self.named(node.value)) - {name})
                 visit(ast.iter_child_nodes(node), inside)
@@ -139,7 +144,7 @@ class Tree:
     def by_name(self) -> Iterator[str]:
         """Modules that import, or pass on, what imports a module by a name."""
         for name, module in self.modules.items():
-            if any(used(node) & BY_NAME for node in ast.walk(module)):
+            if any(used(node) & BY_NAME or is_begun(node) for node in ast.walk(module)):
                 yield name
 
     def prints(self) -> Iterator[str]:
@@ -236,6 +241,12 @@ def used(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Attribute):
         return {node.attr} - {"exec", "eval"}
     return {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+
+
+def is_begun(node: ast.AST) -> bool:
+    """Whether an expression puts a name behind one of our packages': `"trtpipe." + name`."""
+    begun = isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant) and node.left.value
+    return begun in ("trtpipe.", "calib.")
 
 
 @functools.cache
