@@ -1,10 +1,13 @@
-"""What an error says in one line."""
+"""What an error says in one line, and what the operating system refuses as a message."""
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from trtpipe.errors import first_line
+from trtpipe.errors import InputError, first_line, user_error
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,16 @@ from trtpipe.errors import first_line
 )
 def test_a_line_says_what_an_error_is(said: BaseException | str, line: str) -> None:
     assert first_line(said) == line
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOMEM, "out of memory. Use fewer workers or a smaller batch_size."),
+        (errno.EAGAIN, "no more processes or threads can be started. Raise `ulimit -u`, or use fewer workers."),
+    ],
+)
+def test_what_the_system_has_no_more_of_is_a_users_error(code: int, message: str) -> None:
+    error = user_error(OSError(code, os.strerror(code)))
+    assert isinstance(error, InputError)
+    assert str(error) == message

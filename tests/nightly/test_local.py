@@ -1,5 +1,6 @@
 import io
 import sys
+from types import SimpleNamespace
 
 from trtpipe.cli.console import Jobs
 from trtpipe.job.job import Job
@@ -45,6 +46,9 @@ def test_gpus_of_another_kind_stay_idle_and_that_is_said(tmp_path):
     local = Local(1, None, driver, tmp_path)
     assert [s.gpu for s in local.slots] == [0, 2, None]
     assert local.unused == ("GPU 1 (T4)",)
+    notes = []
+    local.run([], SimpleNamespace(note=notes.append), lambda task, result: None)
+    assert notes == ["not used, as not of the first GPU's kind: GPU 1 (T4)"]
 
 
 def test_without_a_gpu_any_worker_takes_any_job():

@@ -15,6 +15,7 @@ from nights import fingerprints, night, outcomes
 from PIL import Image
 
 from trtpipe.cli.main import main
+from trtpipe.errors import MissingError
 from trtpipe.pipeline.cache.remote import Store
 
 MATRIX = """
@@ -548,6 +549,24 @@ def test_repeat_compares_engines_and_outputs(world, here):
     assert len(set(drift["engines"])) == 1
     assert drift["max_abs"] == 0.0
     assert "drift: 2 builds, one engine; outputs differ by at most 0" in (world / "out/nightly.txt").read_text()
+
+
+def test_repeat_says_what_was_compared_where_no_engine_is_executed(world, here, monkeypatch):
+    """Of an engine for a GPU that is not here its graph is; and nothing, where ONNX Runtime cannot be used either."""
+
+    def notes():
+        return result(here("--repeat", "2", jobs=("jobs/rtx.yaml",)), "rtx")["drift"]["notes"]
+
+    of_graphs = "drift: no GPU executed the engines here; the outputs are those of their graphs"
+    assert notes() == [of_graphs]
+
+    def unusable(*_, **__):
+        raise MissingError("onnxruntime is not installed.")
+
+    monkeypatch.setattr("trtpipe.nightly.drift.open_model", unusable)
+    assert notes() == [
+        of_graphs, "drift: outputs were not compared, nothing here can execute the engine or its graph",
+    ]  # fmt: skip
 
 
 def test_repeat_finds_a_model_that_is_another_each_time(world, here):

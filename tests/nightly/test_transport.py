@@ -18,7 +18,7 @@ from distributed.security import Security
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.nightly.transport import INSECURE, ROLES, is_loopback, make_credentials, transport
+from trtpipe.nightly.transport import ROLES, is_loopback, make_credentials, transport
 
 FAR = "tcp://10.1.2.3:8786"
 
@@ -94,7 +94,8 @@ def test_another_machine_takes_certificates_or_a_word(credentials, tmp_path):
     near = transport("tcp://127.0.0.1:1", None, insecure=False, where="x")
     assert (near.security, near.note, near.host) == (None, "", "127.0.0.1")
     told = transport(FAR, None, insecure=True, where="x")
-    assert (told.security, told.note, told.host) == (None, INSECURE, None)
+    unsafe = "the fleet's connections are neither encrypted nor authenticated (--insecure)"
+    assert (told.security, told.note, told.host) == (None, unsafe, None)
     (tmp_path / "half").mkdir()
     refused = [
         ((FAR, None, False), r"^--scheduler: a scheduler on another machine must be reached by TLS \(got tcp://10\.1\.2"

@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -12,8 +13,11 @@ import pytest
 
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.keys import StageKeys
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, parse_bytes
+from trtpipe.pipeline.cached import CachedResults, Memory
 
 KEY = "a" * 64
 
@@ -130,6 +134,23 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(cache):
     holder.join()
     with cache.lock("graph", KEY, wait=False):
         pass
+
+
+def test_who_waits_for_another_process_is_told(cache):
+    """And gets what that one made."""
+    keys, notes = StageKeys(*[KEY] * len(dataclasses.fields(StageKeys))), []
+    codec = SimpleNamespace(load=lambda entry: entry.read("model.onnx"))
+    results = CachedResults(cache, keys, Memory(), SimpleNamespace(note=notes.append), Recorder(), lambda: keys)
+    found = []
+    other = threading.Thread(target=lambda: found.append(results.on_disk("graph", codec, lambda: b"made twice")))
+    with Cache(cache.root).lock("graph", KEY):
+        other.start()
+        while not notes:
+            time.sleep(0.01)
+        cache.put("graph", KEY, {}, {"model.onnx": b"made once"})
+    other.join()
+    assert notes == ["graph: another process is making the same; waiting for it"]
+    assert found == [b"made once"]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):

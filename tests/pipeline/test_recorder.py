@@ -371,6 +371,21 @@ def test_connections_and_programs_are_noted(tmp_path):
     recorder.close()
 
 
+def test_what_cannot_be_read_of_an_event_is_noted(tmp_path):
+    """It may have been anything; the code that it comes from goes on."""
+    recorder = Recorder(tmp_path)
+    with recorder:
+        sys.audit("open", "list.txt")  # without the mode and flags that Python gives it
+        with contextlib.suppress(OSError):
+            os.stat("list.txt", dir_fd=1 << 20)
+    assert recorder.reads.notes == (
+        "the job's code ran something whose event open could not be read: what that program read is not watched",
+        "the job's code ran something whose question for 'list.txt' could not be read: what that program read is not "
+        "watched",
+    )
+    recorder.close()
+
+
 def test_nothing_is_recorded_outside_and_nested_parts_are_told_apart(tmp_path):
     for name in "abcd":
         (tmp_path / name).touch()
