@@ -13,6 +13,7 @@ from calib.data import open_source
 from calib.errors import CalibError
 from calib.files import text_at_most
 from calib.folders import class_folders
+from calib.images import UNREADABLE_IMAGE
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
@@ -148,7 +149,7 @@ def _orientation(path: Path) -> int | None:
             exif = Image.Exif()
             exif.load(image.info.get("exif", b""))
             return exif.get(ExifTags.Base.Orientation)
-    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):
+    except (*UNREADABLE_IMAGE, struct.error):
         return None
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from calib.images import UNREADABLE_IMAGE
+
 #: A file with more pixels is not decoded for the report.
 MOST_PIXELS = 64_000_000
 
@@ -22,5 +24,5 @@ def sample_image(folder: Path | None, name: str) -> Image.Image | None:
             if opened.width * opened.height > MOST_PIXELS:
                 return None
             return opened.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except UNREADABLE_IMAGE:
         return None
