@@ -42,23 +42,28 @@ def is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def read_at_most(path: Path, most_bytes: int) -> bytes:
+def read_at_most(path: Path, most_bytes: int, *, piped: bool = False) -> bytes:
     """The content of a file that is never long: what is longer (a device, the wrong file) is not read to its end.
 
+    Args:
+        path: the file.
+        most_bytes: how long it may be, bytes.
+        piped: whether it may be a pipe, as a shell has `<(command)`.
+
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
         ValueError: it is longer.
     """
-    with open(path, "rb") as stream:
+    with open(path, "rb") if piped else open_regular(path) as stream:
         data = stream.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
     return data
 
 
-def text_at_most(path: Path, most_bytes: int) -> str:
+def text_at_most(path: Path, most_bytes: int, *, piped: bool = False) -> str:
     """The same of a UTF-8 text, each end of a line as a newline; UnicodeDecodeError where it is none."""
-    return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes)), encoding="utf-8").read()
+    return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes, piped=piped)), encoding="utf-8").read()
 
 
 @contextmanager

@@ -34,10 +34,23 @@ def test_what_is_longer_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert text_at_most(path, 5) == "12\n3"
     for endless in (path, Path("/dev/zero")):
         with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
-            read_at_most(endless, 4)
+            read_at_most(endless, 4, piped=True)
     path.write_bytes(b"\xff")
     with pytest.raises(UnicodeDecodeError):
         text_at_most(path, 4)
+
+
+def test_a_pipe_is_read_where_one_is_expected_alone(tmp_path: Path) -> None:
+    """One without a writer would be waited for."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        read_at_most(pipe, 4)
+    writer = os.open(pipe, os.O_RDWR)
+    os.write(writer, b"abcde")
+    with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
+        read_at_most(pipe, 4, piped=True)
+    os.close(writer)
 
 
 def test_images_and_classes_of_any_name_are_drawn(tmp_path: Path) -> None:

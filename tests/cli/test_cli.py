@@ -213,6 +213,15 @@ def test_jobs_of_subfolders_that_are_not_read_are_named(tmp_path, capsys):
     assert f"which hold a job, {tmp_path}/one/b.yaml: give" in said
 
 
+def test_a_link_to_nothing_in_a_folder_of_jobs_is_an_error(tmp_path, capsys):
+    """A mount that is missing: the night was green without its jobs."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/a.yaml").symlink_to("../shared/a.yaml")
+    for command in (["validate"], ["build"], ["nightly", "-o", str(tmp_path / "out"), "--cache", str(tmp_path / "c")]):
+        assert main([*command, str(tmp_path / "jobs")]) == 2
+        assert f"{tmp_path}/jobs/a.yaml: must be a job file (got a link to nothing)." in capsys.readouterr().err
+
+
 def test_a_folder_without_a_job_file_is_refused(tmp_path, capsys):
     assert main(["validate", str(tmp_path)]) == 2
     assert f"JOB: {tmp_path} is a folder without a .yaml file (its subfolders are not read)." in capsys.readouterr().err

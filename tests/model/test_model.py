@@ -378,3 +378,22 @@ def test_an_output_has_the_declared_dtype_or_is_refused(job: Any, tmp_path: Path
     found = OrtRunner(to_onnx(program).data).run({"x": np.array([[-1, 0, 1, 2]], np.float32)})["y"]
     assert found.dtype == np.dtype(declared)
     assert found.tolist() == [[0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("word", ["class", "from", "in", "lambda", "None"])
+def test_a_keyword_of_python_as_a_name(job: Any, tmp_path: Path, word: str) -> None:
+    """torch.export writes code with the names of modules in it."""
+    (tmp_path / f"heads_{word}.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        f"        super().__init__(); self.heads = nn.ModuleDict({{{word!r}: nn.Linear(4, 3)}})\n"
+        "    def forward(self, x):\n"
+        f"        return self.heads[{word!r}](x)\n"
+    )
+    with pytest.raises(InputError) as raised:
+        load_model(job(factory=f"heads_{word}:Net", args={}), tmp_path)
+    assert str(raised.value) == (
+        "model.factory: no module, parameter or buffer may be named by a keyword of Python (got "
+        f"heads.{word}), which torch.export cannot write. Name it another, as class_."
+    )

@@ -475,7 +475,8 @@ def test_a_file_that_is_made_by_opening_it_was_not_read(tmp_path):
         ("/dev/shm/w.pt", True), ("/run/media/me/disk/net.py", True), ("/run/user/1000/w.pt", True),
         ("/home/me/v/lib/python3.11/site-packages/timm/net.py", False), ("/x/dist-packages/net.py", False),
         ("/dev/urandom", False), ("/run/lock/x", False), ("/proc/self/maps", False), ("/etc/hosts", False),
-        ("/dev/shmoo", False),
+        ("/dev/shmoo", False), ("/opt/lib/tool-1.0.dist-info/entry_points.txt", False), ("/opt/t.egg-info", False),
+        ("/home/me/dist-info/w.pt", True), ("/home/me/a.dist-information", True),
     ],
 )  # fmt: skip
 def test_whose_a_path_is(path, own):

@@ -17,6 +17,7 @@ from trtpipe.progress import Silent
 from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import Quantized, TensorSpec
 
@@ -217,6 +218,42 @@ def test_output_bindings_get_their_dtype() -> None:
             found = quantize(bound, int8=False, half=half, keep=Keep(), amax={}, ranges={})
             output = next(n for n in found.program.graph.nodes if n.op == "output").args[0][0]
             assert output.meta["val"].dtype == getattr(torch, name)
+
+
+class Cast(nn.Module):
+    """A model that ends with a conversion."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.dtype = nn.Linear(8, 8), dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.head(x) * 30).relu().to(self.dtype)
+
+
+@pytest.mark.parametrize("half", [None, torch.float16])
+@pytest.mark.parametrize("declared", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_the_last_conversion_of_a_model_is_kept(dtype: torch.dtype, declared: str, half: torch.dtype | None) -> None:
+    """To integers, whatever the output's binding is: without it other numbers are given, and a check may pass."""
+    network = Cast(dtype).eval()
+    loaded = nets.loaded(network, ("N", 8), out_shape=("N", 8))
+    loaded = replace(loaded, outputs=(replace(loaded.outputs[0], dtype=declared),))
+    found = quantize(capture(loaded), int8=False, half=half, keep=Keep(), amax={}, ranges={})
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        wanted = network(x).to(torch.float32)
+        (answer,) = found.program.module()(x)
+        assert answer.dtype is getattr(torch, declared)
+        near = 0.02 * float(wanted.max()) + (1 if half is not None else 0.0)  # FP16 may round to the next integer
+        if half is None and declared == "float32":
+            assert torch.equal(answer, wanted)
+        assert float((answer.to(torch.float32) - wanted).abs().max()) <= near
+    run = OrtRunner(to_onnx(found).data, as_written=True)
+    with run as runner:
+        (written,) = runner.run({loaded.inputs[0].name: x.numpy()}).values()
+    np.testing.assert_allclose(written.astype(np.float32), answer.numpy().astype(np.float32), atol=near)
 
 
 def test_fp16_answers_are_near_fp32() -> None:

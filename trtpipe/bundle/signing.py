@@ -162,7 +162,7 @@ def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], b
 
 def _read(path: Path) -> bytes:
     try:
-        return read_at_most(path, MOST_KEY_BYTES)
+        return read_at_most(path, MOST_KEY_BYTES, piped=True)
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: must be a readable key file (got: {got}). Give its path.") from None

@@ -83,7 +83,7 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
     """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
     path = Path(path)
     try:
-        text = text_at_most(path, yamlfile.MAX_BYTES)
+        text = text_at_most(path, yamlfile.MAX_BYTES, piped=True)
         document = yamlfile.parse(text)
     except (OSError, ValueError):  # text that is no UTF-8, too long, or no YAML
         return (JobFile(path, paths_exist=paths_exist),)
@@ -169,7 +169,7 @@ class JobFile:
             return dict(self._document.data)
         name = fspath(self._path)
         try:
-            text = text_at_most(self._path, yamlfile.MAX_BYTES)
+            text = text_at_most(self._path, yamlfile.MAX_BYTES, piped=True)
             self._document = yamlfile.parse(text)
             self._text = text
         except yamlfile.YamlProblem as p:
@@ -300,7 +300,7 @@ def _beside(path: Path) -> str:
     """The YAML file in the same folder whose name is nearest."""
     if not path.parent.is_dir():
         return ""
-    names = sorted(p.name for p in path.parent.iterdir() if is_job_file(p))
+    names = sorted(p.name for p in path.parent.iterdir() if is_job_file(p) and p != path)
     return did_you_mean(path.name, names)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import keyword
 import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +91,8 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             "Return the model itself."
         )
     network = _plain(network, model.factory)
+    held = (*network.named_modules(), *network.named_parameters(), *network.named_buffers())
+    _require_names([name for name, _ in held], "model.factory")
     if model.weights is not None:
         load_weights(network, Path(model.weights))
     if absent := [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]:
@@ -140,6 +143,15 @@ def _require_fit(factory: Callable[..., object], reference: str, args: JsonObjec
         raise InputError(
             f"model.args: must fit the factory {reference} ({error}; it takes {signature}). Correct the names."
         ) from None
+
+
+def _require_names(names: Iterable[str], where: str) -> None:
+    """Refuse names in a network, `where` it is from, that are keywords of Python: PyTorch writes code of them."""
+    if odd := next((name for name in names if any(map(keyword.iskeyword, name.split(".")))), None):
+        raise InputError(
+            f"{where}: no module, parameter or buffer may be named by a keyword of Python (got {odd}), which "
+            "torch.export cannot write. Name it another, as class_."
+        )
 
 
 def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
@@ -196,6 +208,7 @@ def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> to
 
     del pt2e
     program = _read(path)
+    _require_names((*program.state_dict, *program.constants), "model.program")
     _require_sizes(program, inputs)
     network = evaluating(graph_module(program))
     return take_quantizers_off(network, "model.program", recalibrate=recalibrate)

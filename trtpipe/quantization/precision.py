@@ -365,7 +365,9 @@ class _Placer:
         if (node, dtype) in self.made:
             return self.made[node, dtype]
         if _is(node, CASTS) and isinstance(node.args[0], Node) and self.now(node.args[0]) is dtype:
-            return node.args[0]
+            wide = self.now(node)
+            if wide is not None and torch.promote_types(dtype, wide) is wide:  # any other cast of the model's rounds
+                return node.args[0]
         new = self._make(node, dtype, user)
         self.made[node, dtype] = new
         self.dtype[new] = dtype

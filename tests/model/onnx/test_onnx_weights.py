@@ -112,3 +112,16 @@ def test_a_sparse_weight_is_the_dense_one(rank: int, kind: str, tmp_path: Path) 
     with torch.inference_mode():
         found = load_network(path)(torch.from_numpy(x))["y"]
     np.testing.assert_allclose(found.numpy(), x @ weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["class", "heads.class.weight", "lambda.from.in", "None"])
+def test_a_keyword_of_python_as_the_name_of_a_constant(name: str, tmp_path: Path) -> None:
+    """PyTorch writes code of the names of a network's constants."""
+    weight = WEIGHTS["fc__weight"]
+    nodes = [helper.make_node("MatMul", ["x", name], ["def"]), helper.make_node("Relu", ["def"], ["y"])]
+    network = load_network(file(tmp_path / "m.onnx", nodes, "y", **{name: weight}))
+    captured = capture(nets.loaded(network.eval(), shape=("N", 4, 6), outputs=("y",), out_shape=("N", 4, 6)))
+    x = np.random.default_rng(2).normal(size=(2, 4, 6)).astype(np.float32)
+    with torch.inference_mode():
+        (found,) = captured.graph(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)

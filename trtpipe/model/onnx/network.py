@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -175,5 +176,6 @@ def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]]) 
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path as names of modules."""
-    return [re.sub(r"\W", "_", part) for part in path.split(".") if part]
+    """The parts of a path as names of modules, none of which is a keyword of Python."""
+    parts = (re.sub(r"\W", "_", part) for part in path.split(".") if part)
+    return [f"{part}_" if keyword.iskeyword(part) else part for part in parts]

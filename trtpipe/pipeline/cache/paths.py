@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import site
 import sys
 import sysconfig
 from pathlib import Path
 
 import calib
+
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_METADATA = re.compile(r"\.(dist|egg)-info(/|$)")
 
 
 class FilePath(str):
@@ -35,8 +39,9 @@ def is_own(source: str) -> bool:
 
 
 def is_packages(path: str) -> bool:
-    """Whether a path is in a folder of installed packages, by the names that Python gives these."""
-    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+    """Whether a path is in a folder of installed packages, by the names that Python gives these, or is the metadata of
+    one installed elsewhere (`pip install --target`): any code that asks for entry points reads all of them."""
+    return any(folder in path for folder in _PACKAGES) or bool(_METADATA.search(path))
 
 
 def stamp_of(path: str) -> list[int] | None:
