@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from jobs import GOOD
 
 import trtpipe
 from trtpipe import packages
@@ -211,6 +212,23 @@ def test_jobs_of_subfolders_that_are_not_read_are_named(tmp_path, capsys):
     main(["validate", str(tmp_path), str(tmp_path / "one/c.yaml")])
     said = capsys.readouterr().err
     assert f"which hold a job, {tmp_path}/one/b.yaml: give" in said
+
+
+def test_one_file_in_two_spellings_is_one_job(tmp_path, capsys):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/a.yaml").write_text(GOOD)
+    main(["validate", "--job-only", str(tmp_path / "jobs"), str(tmp_path / "jobs/../jobs/a.yaml")])
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/jobs/a.yaml: ok"]
+
+
+def test_a_packed_kit_is_no_job(tmp_path, capsys):
+    """However long it is."""
+    for content, why in ((b"\xff", "UTF-8 text (got byte 0xff at 0)"), (b"a" * (1 << 21), "a job file of at most ")):
+        (tmp_path / "k.trtb").write_bytes(content)
+        assert main(["build", str(tmp_path / "k.trtb")]) == 2
+        said = capsys.readouterr().err
+        assert why in said
+        assert said.endswith("Of a packed kit make a folder first: trtpipe unpack.\n")
 
 
 def test_a_link_to_nothing_in_a_folder_of_jobs_is_an_error(tmp_path, capsys):

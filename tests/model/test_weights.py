@@ -102,9 +102,10 @@ def test_a_file_that_holds_something_else_than_a_state_dict(job: Any, tmp_path: 
     )
 
 
-def test_an_empty_file_of_weights_is_said(job: Any, tmp_path: Path) -> None:
-    (tmp_path / "w.pt").write_bytes(b"")
-    with pytest.raises(InputError, match=r"\(got w\.pt: EOFError\)\. Save the state_dict, not the module\.$"):
+@pytest.mark.parametrize(("content", "why"), [(b"", "EOFError"), (b"broken\n", "pop from empty list")])
+def test_a_file_of_weights_that_is_none_is_said(job: Any, tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(InputError, match=rf"\(got w\.pt: {why}\)\. Is it one, and all of it there\?$"):
         load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
 
 

@@ -86,6 +86,24 @@ def test_a_glob_that_matches_nothing_names_the_nearest() -> None:
     )
 
 
+def test_a_network_without_modules_has_no_paths() -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(5, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, self.w)
+
+    captured = capture(nets.loaded(Bare().eval(), ("N", 8)))
+    with pytest.raises(InputError) as raised:
+        quantize(captured, int8=True, half=None, keep=Keep(fp32=("head",)), amax=table(captured), ranges={})
+    assert str(raised.value) == (
+        "precision.keep.fp32: each glob must match a module (got 'head', which matches none). No operation here is in "
+        "a module, so that none has a path."
+    )
+
+
 def test_keeping_everything_is_an_error() -> None:
     captured = nets.captured("residual")
     with pytest.raises(

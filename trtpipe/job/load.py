@@ -168,6 +168,7 @@ class JobFile:
             self._document, self._text = self._parsed
             return dict(self._document.data)
         name = fspath(self._path)
+        packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(".trtb") else ""
         try:
             text = text_at_most(self._path, yamlfile.MAX_BYTES, piped=True)
             self._document = yamlfile.parse(text)
@@ -186,11 +187,10 @@ class JobFile:
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(".trtb") else ""
             self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got, packed)))
             return None
         except ValueError as error:
-            text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error))
+            text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error), packed)
             self._problems.append(Problem(name, None, None, "", text))
             return None
         except OSError as error:

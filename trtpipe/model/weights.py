@@ -38,10 +38,10 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
     except Exception as error:
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
+        step = "Save the state_dict, not the module." if " global" in str(error) else "Is it one, and all of it there?"
         raise InputError(
             f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: "
-            f"{first_line(reason) or first_line(error)}). "
-            "Save the state_dict, not the module."
+            f"{first_line(reason) or first_line(error)}). {step}"
         ) from error
     names = set(network.state_dict())
     sets = list(_sets(state, names)) if names else []

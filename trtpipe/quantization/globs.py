@@ -16,5 +16,7 @@ def matching(globs: Iterable[str], path: str) -> str | None:
 
 def nearest_paths(glob: str, paths: Iterable[str]) -> str:
     """The end of a message on a glob that matches none of the `paths`: those nearest to it."""
-    near = difflib.get_close_matches(glob.replace("*", ""), sorted(set(paths) - {""}), n=3, cutoff=0.0)
+    if not (named := sorted(set(paths) - {""})):
+        return "No operation here is in a module, so that none has a path."
+    near = difflib.get_close_matches(glob.replace("*", ""), named, n=3, cutoff=0.0)
     return f"Nearest paths: {', '.join(near)}."

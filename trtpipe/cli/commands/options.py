@@ -302,7 +302,10 @@ def job_files(paths: Iterable[Path], note: Callable[[str], None] = console.err) 
         if below := [job for job in _jobs_below(path) if job not in paths and job.parent not in paths]:
             many = f"{len(below)} jobs, like {below[0]}" if len(below) > 1 else f"a job, {below[0]}"
             note(f"{path}: its subfolders are not read, which hold {many}: give those folders too if they are meant")
-    return tuple(dict.fromkeys(files))
+    first: dict[str, Path] = {}  # one file may be given in two spellings
+    for file in files:
+        first.setdefault(os.path.abspath(file), file)
+    return tuple(first.values())
 
 
 def _jobs_below(folder: Path) -> list[Path]:
