@@ -43,7 +43,7 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
 
     Raises:
         error: the code raised, be it a SystemExit or a panic of a package in Rust; KeyboardInterrupt alone passes. A
-            process that the code forked ends with it instead, as the calling one does the rest.
+            process that the code has forked ends there instead, with or without an exception.
     """
     own = os.getpid()
     try:
