@@ -69,16 +69,23 @@ def last_first_night(folder):
     return json.loads((folder / "out/nightly.json").read_text())
 
 
-def test_a_job_that_is_gone_or_renamed_is_said_once(world, here):
+def test_a_job_that_is_gone_or_renamed_is_said_once(world, here, monkeypatch):
+    here()
     (world / "jobs/rtx.yaml").unlink()
-    report = here(jobs=("jobs",))
-    assert report["notes"][-1] == "no job any more, and built no more: rtx (jobs/rtx.yaml is gone)"
+    assert here()["notes"][-1] == "no job any more, and built no more: rtx (jobs/rtx.yaml is gone)"
     path = world / "jobs/m.yaml"
     text = path.read_text()
     path.write_text(text.replace("name: m", "name: k"))
     gone = [f"{n} (jobs/m.yaml has no job of that name)" for n in NAMES[:4]]
     assert here()["notes"][-1] == f"no job any more, and built no more: {', '.join(gone)}"
     assert not [n for n in here()["notes"] if "no job any more" in n]
+    (world / "elsewhere").mkdir()
+    monkeypatch.chdir(world / "elsewhere")  # where jobs/m.yaml, as the run before called it, is not
+    (world / "other").mkdir()
+    nights.write_job(nights.make_world(world / "other"), "o")
+    report = here("-o", "../out", "--cache", "../cache", jobs=("../other",))
+    assert not [n for n in report["notes"] if "no job any more" in n]
+    monkeypatch.chdir(world)
     path.write_text("name: [")  # what cannot be read says so itself
     assert not [n for n in here(expect=2)["notes"] if "no job any more" in n]
 

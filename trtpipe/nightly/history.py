@@ -196,11 +196,21 @@ class History:
         """
         before = self.latest(before_run)
         latest = max((past.run for past in before.values()), default=0)
-        lost = {name: Path(p.outcome.file) for name, p in before.items() if p.run == latest and name not in names}
-        read = {file.resolve() for file in files}
-        why = {name: "has no job of that name" for name, file in lost.items() if file.resolve() in read}
-        why |= {name: "is gone" for name, file in lost.items() if not file.exists()}
-        return tuple(f"{name} ({lost[name]} {why[name]})" for name in sorted(why))
+        lost = {name: p.outcome.file for name, p in before.items() if p.run == latest and name not in names}
+        then, read = self._files(latest) if lost else (), {file.resolve() for file in files}
+        why: list[str] = []
+        for name, shown in sorted(lost.items()):
+            parts = Path(shown).parts  # from where that run was
+            file = next((f for f in then if f.parts[-len(parts) :] == parts), None)
+            if file is not None and (file in read or not file.exists()):
+                why.append(f"{name} ({shown} {'has no job of that name' if file in read else 'is gone'})")
+        return tuple(why)
+
+    def _files(self, run: int) -> tuple[Path, ...]:
+        """The absolute paths of a run's job files."""
+        with self._file_errors(), _readable():
+            ((arguments,),) = self._rows("SELECT arguments FROM runs WHERE id = ?", (run,))
+            return tuple(map(Path, json.loads(arguments)["jobs"]))
 
     def of_job(self, name: str) -> tuple[Past, ...]:
         """Every result of a job, the earliest first."""
