@@ -287,3 +287,9 @@ def test_a_package_that_cannot_be_imported(
 )
 def test_what_seldom_happens_is_said_in_words_too(code: int, said: str) -> None:
     assert str(user_error(OSError(code, os.strerror(code), "/a"))) == said
+
+
+def test_a_folder_in_the_place_of_a_database_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite").mkdir()
+    with pytest.raises(IsADirectoryError), naming_database(tmp_path / "history.sqlite"):
+        open_database(tmp_path / "history.sqlite", 1.0)

@@ -104,6 +104,7 @@ def naming_database(path: Path) -> Iterator[None]:
         for text, code in reasons.items():
             if text in str(error):
                 code = errno.ENOSPC if code == errno.EIO and _is_full(path.parent) else code
+                code = errno.EISDIR if path.is_dir() else code
                 raise OSError(code, os.strerror(code), str(path)) from error
         raise
 
