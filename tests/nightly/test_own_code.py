@@ -69,3 +69,16 @@ def test_a_package_that_cannot_be_imported_costs_the_jobs_that_need_it(tmp_path:
     where = tmp_path / "other" / "torchvision" / "__init__.py"
     said = f"{where} hides the package torchvision (RuntimeError: operator torchvision::nms does not exist"
     assert errors == [said, said]
+
+
+def test_a_night_in_one_process_says_what_its_jobs_share(tmp_path: Path) -> None:
+    world = nights.make_world(tmp_path / "jobs", 2)
+    nights.write_job(world, "a")
+    nights.write_job(world, "b", weight="w1.safetensors")
+    note = "note: --workers 0: what the code of one model changes in other packages stays for those after it"
+    for jobs, said in ((["a.yaml", "b.yaml"], True), (["a.yaml", "--force"], False)):
+        where = ("-o", tmp_path / "out", "--cache", tmp_path / "cache", "--workers", "0")
+        process = nights.start("nightly", *jobs, *where, cwd=world)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        assert (note in err.splitlines()) is said

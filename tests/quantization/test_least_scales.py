@@ -50,6 +50,30 @@ def test_a_stock_runtime_computes_what_the_graph_says(kind: str, factor: float, 
     assert np.linalg.norm(stock - wanted) < 0.01 * np.linalg.norm(wanted)
 
 
+class Computed(nn.Module):
+    """A convolution whose bias is computed, of the input or of its parameters."""
+
+    def __init__(self, of_input: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.gain, self.of_input = nn.Conv2d(3, 16, 1), nn.Parameter(torch.ones(16)), of_input
+        self.head = nn.Linear(1024, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.conv.bias * (x.mean() if self.of_input else torch.exp(self.gain))
+        return self.head(torch.relu(nn.functional.conv2d(x, self.conv.weight, bias)).flatten(1))
+
+
+@pytest.mark.parametrize("of_input", [False, True])
+def test_a_bias_that_is_computed_bounds_no_scale(of_input: bool) -> None:
+    model = line(Computed(of_input).eval(), 8, 10)
+    image = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        (answer,) = model.quantized(int8=True).program.module()(image)
+        (wanted,) = model.captured.graph(image)
+    assert float((answer - wanted).norm()) < 0.05 * float(wanted.norm())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_zero_has_the_scale_of_a_dead_activation(name: str) -> None:
     found = FORMATS[name]

@@ -89,6 +89,12 @@ def shape_of(node: torch.fx.Node) -> tuple[object, ...]:
     return tuple(e if isinstance(e, int) else e.node.expr for e in node.meta["val"].shape)
 
 
+def bias_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The bias of a convolution or linear layer, a constant or not; None where it has none."""
+    bias = node.args[2] if len(node.args) > 2 else None
+    return bias if isinstance(bias, torch.fx.Node) else None
+
+
 def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
     """Whether the node is a parameter, a buffer or a folded constant."""
     return isinstance(node, torch.fx.Node) and node.op == "get_attr"

@@ -11,7 +11,7 @@ import torch
 from calib.audit import LEAST_AMAX
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
-from trtpipe.model.nodes import constant_value, copied, is_constant, module_path, op_name
+from trtpipe.model.nodes import bias_of, constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.quantization.formats import INT8, SMALLEST_SCALE, least_scales
 from trtpipe.values import Captured, Int8Weight, Site
@@ -99,9 +99,9 @@ def raised(captured: Captured, sites: Sequence[Site], scales: Mapping[str, float
 
 def _too_small(captured: Captured, site: Site, input_scale: float | None) -> bool:
     given = torch.tensor(_positive(site).scales, dtype=torch.float32)
-    bias = site.consumer.args[2] if site.axis is not None and len(site.consumer.args) > 2 else None
+    bias = None if site.axis is None else bias_of(site.consumer)
     least = torch.tensor(SMALLEST_SCALE)
-    if input_scale is not None and isinstance(bias, torch.fx.Node):
+    if input_scale is not None and is_constant(bias):
         least = least_scales(constant_value(captured.graph, bias), input_scale).clamp_min(SMALLEST_SCALE)
     return bool((given < least).any())
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import INT8, scales_of
 from trtpipe.quantization.macs import macs
@@ -53,8 +53,8 @@ def roundings(
             one: Rounding = per_tensor(amax[site.group], half)
         else:
             one = _per_channel(site.axis, half) if own is None or own.weight is None else replaced(own.weight)
-            bias = site.consumer.args[2] if len(site.consumer.args) > 2 else None
-            if own is not None and own.bias is not None and isinstance(bias, Node):
+            bias = bias_of(site.consumer)
+            if own is not None and own.bias is not None and bias is not None:
                 result.setdefault(site.consumer, {})[bias] = replaced(own.bias)
         result.setdefault(site.consumer, {})[site.producer] = one
     return result

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
 
 from trtpipe.errors import InputError
 from trtpipe.model.export import export
-from trtpipe.model.nodes import add_constant, constant_value, copied, module_path, set_constant
+from trtpipe.model.nodes import add_constant, bias_of, constant_value, copied, is_constant, module_path, set_constant
 from trtpipe.model.pt2e import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -37,7 +36,7 @@ from trtpipe.quantization.precision import (
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
@@ -142,7 +141,7 @@ def _corrected(captured: Captured, site: Site) -> bool:
 def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
     """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy."""
     for node in [n for n in graph.graph.nodes if n.name in weights]:
-        one, weight, bias = weights[node.name], node.args[1], node.args[2] if len(node.args) > 2 else None
+        one, weight, bias = weights[node.name], node.args[1], bias_of(node)
         if one.weight is not None:
             set_constant(graph, weight, one.weight)
         if one.bias is not None:
@@ -176,14 +175,14 @@ def place_qdq(prepared: Prepared, amax: Mapping[str, float]) -> tuple[GraphModul
 def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None, input_scale: float | None) -> None:
     """Show a weight, and the bias beside it, to its observer; `input_scale` is None where the input has none."""
     consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
-    bias = consumer.args[2] if len(consumer.args) > 2 else None
+    bias = bias_of(consumer)
     for node in consumer.all_input_nodes:
         if node.op == "call_module" and node.args[0].name == site.producer.name:
             observer = graph.get_submodule(str(node.target))
             assert isinstance(observer, PerChannelWeightObserver)
             observer(constant_value(graph, node.args[0]))
             observer.scales = None if corrected is None else corrected.scales
-            if input_scale is not None and isinstance(bias, Node):
+            if input_scale is not None and is_constant(bias):
                 least = least_scales(constant_value(graph, bias), input_scale)
                 observer.least = least if observer.least is None else torch.maximum(observer.least, least)
 

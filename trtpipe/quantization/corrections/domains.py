@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.nodes import calls, is_constant, is_float, op_name, shape_of
+from trtpipe.model.nodes import bias_of, calls, is_constant, is_float, op_name, shape_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -137,7 +137,7 @@ class _Search:
 
     def _absorbs(self, node: Node) -> bool:
         """Whether weight and bias are constants of this operation alone."""
-        bias = node.args[2] if len(node.args) > 2 else None
+        bias = bias_of(node)
         return is_float(node.args[0]) and self._own(node.args[1]) and (bias is None or self._own(bias))
 
     def _own(self, node: object) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from trtpipe.errors import Cancelled
-from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.quantization import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
@@ -127,7 +127,7 @@ class Sweep:
         return self.fitted
 
     def _bias(self, node: Node, channels: int) -> torch.Tensor:
-        bias = node.args[2] if len(node.args) > 2 else None
+        bias = bias_of(node)
         return constant_value(self._graph, bias).detach() if is_constant(bias) else torch.zeros(channels)
 
     def _coded(self, place: _Place) -> list[Any]:
