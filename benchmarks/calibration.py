@@ -115,7 +115,7 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
                 bare_graph(x.to(args.device, non_blocking=True))
         wait(args.device)
 
-    result: dict[str, Any] = {"row": row, "images": args.images}
+    result: dict[str, Any] = {"row": row, "model": args.model, "images": args.images}
     with tempfile.TemporaryDirectory() as folder:
         run: Callable[[], Any]
         if tool == "calib":
@@ -174,7 +174,9 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
 
         return timed(run)
 
-    histograms = [o.histogram for o in prepared.observers.values()]
+    half = torch.zeros(1, dtype=torch.int32, device=args.device)
+    for observer in prepared.observers.values():
+        observer.histogram.half = half
 
     def observed() -> float:
         """As `calibrate.calibrate` does: recorded anew each time, the halves in turns."""
@@ -182,11 +184,10 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
         def run() -> None:
             with (
                 torch.inference_mode(),
-                replayed(lambda inputs: prepared.graph(*inputs), args.device, lambda: histograms[0].half) as run_batch,
+                replayed(lambda inputs: prepared.graph(*inputs), args.device) as run_batch,
             ):
                 for k, x in enumerate(moved):
-                    for histogram in histograms:
-                        histogram.half = k % 2
+                    half.fill_(k % 2)
                     run_batch((x,))
             wait(args.device)
 
@@ -202,16 +203,14 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
         "pass_observed_s": recorded,
         "pass_ratio": statistics.median(r / b for b, r, _ in times),
         "pass_unrecorded_ratio": plain / bare,
-        "counted_by": "Triton" if all(in_one_launch(o) for o in prepared.observers.values()) else "torch",
+        "counted_by": "one launch" if all(in_one_launch(o) for o in prepared.observers.values()) else "torch",
         "gpu_peak_mb": torch.cuda.max_memory_allocated() / 1e6,
     }
 
 
 def in_one_launch(observer: Any) -> bool:
-    """Whether Triton's kernel counted for it; torch's own operations count the same in a dozen launches."""
-    from calib.observers import _device_kernel
-
-    return _device_kernel() is not None and all(c._triton for c in observer.histogram._counters.values())
+    """Whether our kernel counted for it; torch's own operations count the same in a dozen launches."""
+    return all(c._in_one_launch for c in observer.histogram._counters.values())
 
 
 def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:

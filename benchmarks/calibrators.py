@@ -13,6 +13,7 @@ def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Call
     from calib.calibrate import calibrate
     from calib.observers import HistogramObserver
     from trtpipe.model.computing import placed
+    from trtpipe.model.recorded import replayed
     from trtpipe.quantization.quantize import prepare
 
     prepared = prepare(captured)
@@ -21,9 +22,9 @@ def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Call
         for observer in prepared.observers.values():
             observer.histogram = HistogramObserver()
         found = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-        with placed(prepared.graph, device):
+        with placed(prepared.graph, device), replayed(lambda inputs: prepared.graph(*inputs), device) as run_batch:
             return calibrate(
-                lambda inputs: prepared.graph(*inputs),
+                run_batch,
                 found,
                 source,
                 batch_size=batch,

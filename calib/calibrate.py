@@ -66,11 +66,13 @@ def calibrate(
         raise CalibError(NOTHING_TO_OBSERVE)
     done = batches = 0
     labels: Counter[int] = Counter()
+    half = torch.zeros(1, dtype=torch.int32, device=device)
+    for observer in observers.values():
+        observer.half = half
     for batch in source.batches(batch_size):
         if progress is not None and progress.cancelled():
             raise CalibCancelled(f"calibration: was asked to stop (got {done} of {source.sample_count} samples).")
-        for observer in observers.values():
-            observer.half = batches % 2
+        half.fill_(batches % 2)
         inputs = tuple(torch.from_numpy(batch.arrays[n]).to(device, non_blocking=True) for n in source.names)
         with torch.inference_mode():
             run(inputs)

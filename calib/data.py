@@ -7,8 +7,10 @@ Image decoding and transforms are torchvision's, on PIL images; nothing here imp
 from __future__ import annotations
 
 import hashlib
+import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -226,7 +228,8 @@ class _Loading:
     def __getitem__(self, at: int) -> Batch | CalibError:
         chunk, origin = self.chunks[at], self.origin
         try:
-            samples = [origin.load(i) for i in chunk]
+            with _made_on_the_cpu():
+                samples = [origin.load(i) for i in chunk]
         except CalibError as error:
             return error
         ids = tuple(origin.ids[i] for i in chunk)
@@ -242,6 +245,12 @@ class _Loading:
                 )
             arrays[name] = np.stack([s[name] for s in samples])
         return Batch(arrays, labels, ids)
+
+
+def _made_on_the_cpu() -> AbstractContextManager[object]:
+    """New tensors of torch are on the CPU in the block, also where a model that a GPU computes asks for samples."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.device("cpu")
 
 
 def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:

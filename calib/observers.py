@@ -27,19 +27,21 @@ _INFINITY = 0x7F800000
 _FLIP = 0x7FFFFFFF
 #: No value yet: sortable least and greatest pattern, and least magnitude as calib.kernel keeps it.
 _UNSEEN = (2**31 - 1, -(2**31), 2**31 - 1)
-#: Counters of zeros on a device: a power of two. They are most of what a ReLU gives, and one counter is a queue.
+#: Counters of zeros where torch counts, a power of two: they are most of what a ReLU gives, and one is a queue.
 _SPREAD = 1024
 
 
 class HistogramObserver:
     """Counts every value of a tensor into the buckets of `Histogram`, in two halves that the caller alternates.
 
-    `half` (0 or 1) says which half the next values belong to; `histogram` is their sum and does not depend on it.
+    `half` says which half the next values belong to; `histogram` is their sum and does not depend on it. It is 0, 1 or
+    an int32 tensor [1] that holds one of them, on the device of the values: that is read where they are counted, so
+    that a CUDA graph that recorded `observe` obeys it.
     """
 
     def __init__(self) -> None:
-        self.half = 0
-        self._counters: dict[tuple[str, int], _Counter] = {}
+        self.half: int | torch.Tensor = 0
+        self._counters: dict[str, _Counter] = {}
 
     def observe(self, x: torch.Tensor) -> None:
         """Count the values of `x`: any shape, floating dtype, read once, not kept.
@@ -51,10 +53,10 @@ class HistogramObserver:
             raise CalibError(
                 f"observer: a calibrated tensor must be floating (got {x.dtype}). Leave it out of quantization."
             )
-        where = (str(x.device), self.half)
+        where = str(x.device)
         if where not in self._counters:
             self._counters[where] = _CpuCounter() if x.device.type == "cpu" else _DeviceCounter(x.device)
-        self._counters[where].add(x.detach())
+        self._counters[where].add(x.detach(), self.half)
 
     @property
     def histogram(self) -> Histogram:
@@ -65,9 +67,7 @@ class HistogramObserver:
     @property
     def halves(self) -> tuple[Histogram, Histogram]:
         """What was seen while `half` was 0, and while it was 1."""
-        first, second = (
-            Histogram.total(c.read() for (_, half), c in self._counters.items() if half == h) for h in (0, 1)
-        )
+        first, second = (Histogram.total(c.read(half) for c in self._counters.values()) for half in (0, 1))
         return first, second
 
 
@@ -83,16 +83,29 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Counter:
-    """Counts on one device."""
+    """Counts on one device, of both halves."""
 
-    def add(self, x: torch.Tensor) -> None:
+    def add(self, x: torch.Tensor, half: int | torch.Tensor) -> None:
         raise NotImplementedError
 
-    def read(self) -> Histogram:
+    def read(self, half: int) -> Histogram:
         raise NotImplementedError
 
 
 class _CpuCounter(_Counter):
+    """The compiled loop for each half."""
+
+    def __init__(self) -> None:
+        self._halves = (_Loop(), _Loop())
+
+    def add(self, x: torch.Tensor, half: int | torch.Tensor) -> None:
+        self._halves[int(half)].add(x)
+
+    def read(self, half: int) -> Histogram:
+        return self._halves[half].read()
+
+
+class _Loop:
     """The compiled loop: one pair of tables for each thread, whose pages exist only where something was counted."""
 
     def __init__(self) -> None:
@@ -161,75 +174,69 @@ class _CpuCounter(_Counter):
 @functools.cache
 def _warn_slower(why: str) -> None:
     """Log the reason, once for all tensors."""
-    logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", why)
+    logging.getLogger("calib").warning("slower counting, as its kernel cannot be compiled here: %s", why)
 
 
 class _DeviceCounter(_Counter):
-    """The same counts on a device, left there until they are read: by Triton's kernel on CUDA, else by torch's own."""
+    """The same counts on a device, left there until they are read: by our kernel on CUDA, else by torch."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._counts = torch.zeros(ALL_BINS + _SPREAD, dtype=torch.int64, device=device)
-        self._low = torch.full((1,), _UNSEEN[0], dtype=torch.int32, device=device)
-        self._high = torch.full((1,), _UNSEEN[1], dtype=torch.int32, device=device)
-        self._triton = True
+        self._counts = torch.zeros((2, ALL_BINS + _SPREAD), dtype=torch.int64, device=device)
+        self._low = torch.full((2,), _UNSEEN[0], dtype=torch.int32, device=device)
+        self._high = torch.full((2,), _UNSEEN[1], dtype=torch.int32, device=device)
+        self._numbers = torch.arange(2, dtype=torch.int32, device=device)
+        self._in_one_launch = True
 
-    def add(self, x: torch.Tensor) -> None:
-        flat = dense(x)
-        if not flat.numel():
-            return
-        if not (flat.is_cuda and self._add_in_one_launch(flat)):
-            self._add_by_torch(flat)
-
-    def _add_in_one_launch(self, flat: torch.Tensor) -> bool:
-        """Whether Triton counted them; where it cannot compile, a dozen slower launches count the same."""
+    def add(self, x: torch.Tensor, half: int | torch.Tensor) -> None:
         import torch
 
-        count = _device_kernel()
-        if not self._triton or count is None or flat.dtype == torch.float64:
+        flat = dense(x).to(torch.float32)
+        if not flat.numel():
+            return
+        which = self._numbers[half : half + 1] if isinstance(half, int) else half
+        if not (flat.is_cuda and self._add_in_one_launch(flat, which)):
+            self._add_by_torch(flat, which)
+
+    def _add_in_one_launch(self, flat: torch.Tensor, half: torch.Tensor) -> bool:
+        """Whether our kernel counted them; where it cannot be compiled, a dozen slower launches count the same."""
+        import torch
+
+        if not self._in_one_launch:
             return False
         try:
+            from calib.gpu_kernel import count
+
             with torch.cuda.device(flat.device):
-                count(
-                    flat, self._counts, self._low, self._high, all_bins=ALL_BINS, bins=BINS, shift=SHIFT, spread=_SPREAD
-                )
-        except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
-            self._triton = False  # nothing was launched
+                count(flat, half, self._counts, self._low, self._high)
+        except Exception as error:  # noqa: BLE001  # cuda-bindings and NVRTC say in many ways what they lack
+            self._in_one_launch = False  # nothing was launched
             _warn_slower(str(error))
             return False
         return True
 
-    def _add_by_torch(self, flat: torch.Tensor) -> None:
+    def _add_by_torch(self, flat: torch.Tensor, half: torch.Tensor) -> None:
         import torch
 
-        bits = flat.to(torch.float32).view(torch.int32)
+        bits, half = flat.view(torch.int32), half.to(torch.int64)
         index = (bits & _FLIP) >> SHIFT
         finite = index < BINS
         ordered = bits ^ ((bits >> 31) & _FLIP)
         # In place: a CUDA graph that recorded this reads and writes the same memory each time.
-        self._low.copy_(torch.minimum(self._low, torch.where(finite, ordered, _UNSEEN[0]).amin()))
-        self._high.copy_(torch.maximum(self._high, torch.where(finite, ordered, _UNSEEN[1]).amax()))
+        low, high = (torch.where(finite, ordered, unseen) for unseen in _UNSEEN[:2])
+        self._low.scatter_reduce_(0, half, low.amin(dim=0, keepdim=True), "amin")
+        self._high.scatter_reduce_(0, half, high.amax(dim=0, keepdim=True), "amax")
         lane = torch.arange(bits.numel(), device=bits.device) & (_SPREAD - 1)
-        slot = torch.where(index == 0, ALL_BINS + lane, index.to(torch.int64))
+        slot = torch.where(index == 0, ALL_BINS + lane, index.to(torch.int64)) + half * self._counts.shape[1]
         one = torch.ones((), dtype=torch.int64, device=bits.device).expand(bits.numel())
-        self._counts.scatter_add_(0, slot, one)
+        self._counts.view(-1).scatter_add_(0, slot, one)
 
-    def read(self) -> Histogram:
-        counts = self._counts.cpu().numpy()
+    def read(self, half: int) -> Histogram:
+        counts = self._counts[half].cpu().numpy()
         buckets = counts[:ALL_BINS].copy()
         buckets[0] += counts[ALL_BINS:].sum()
-        return _histogram(buckets, int(self._low), int(self._high))
-
-
-@functools.cache
-def _device_kernel() -> Callable[..., None] | None:
-    try:
-        from calib.gpu_kernel import count
-    except ImportError:
-        return None
-    kernel: Callable[..., None] = count
-    return kernel
+        return _histogram(buckets, int(self._low[half]), int(self._high[half]))
 
 
 def _kernel() -> Callable[..., None]:

@@ -22,7 +22,7 @@ ONLY = {
     "tensorrt": ("trtpipe/trt/", "trtpipe/routes/torch_tensorrt/converters.py"),
     "tensorrt_rtx": ("trtpipe/trt/",),
     "pycuda": ("trtpipe/trt/",),
-    "cuda": ("trtpipe/trt/",),
+    "cuda": ("trtpipe/trt/", "calib/gpu_kernel.py"),
     "torch_tensorrt": ("trtpipe/routes/torch_tensorrt/",),
     "torch2trt": ("trtpipe/routes/torch2trt/",),
     "click": ("trtpipe/cli/",),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -70,6 +71,15 @@ def test_the_same_request_gives_the_same_batches(image_folder):
 
 def test_workers_give_the_same_batches(image_folder):
     np.testing.assert_array_equal(all_of(opened(image_folder, workers=2)), all_of(opened(image_folder)))
+
+
+def test_images_are_decoded_on_the_cpu_wherever_the_model_is_computed(image_folder):
+    """As a factory's samples are; torchvision makes tensors too."""
+    transform = TransformSpec(resize=16, center_crop=16, normalize_mean=(0.5,) * 3, normalize_std=(0.5,) * 3)
+    source = opened(image_folder, transform=transform)
+    plain = all_of(source)
+    with torch.device("meta"):
+        np.testing.assert_array_equal(all_of(source), plain)
 
 
 def test_samples_are_drawn_in_proportion_with_one_of_each_class(image_folder):

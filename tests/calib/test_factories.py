@@ -180,3 +180,15 @@ def test_tensors_that_need_gradients():
     from calib.images import to_array
 
     assert to_array("", torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["labelled", "reused_tensor", "Dataset"])
+def test_samples_are_made_on_the_cpu_wherever_the_model_is_computed(name):
+    """They are asked for while torch makes new tensors on the model's device."""
+    source = opened(name, inputs=[X, Y] if name == "labelled" else [X])
+    plain = list(source.batches(2))
+    with torch.device("meta"):
+        there = list(source.batches(2))
+    assert len(plain) == len(there) > 0
+    for a, b in zip(plain, there, strict=True):
+        assert all(np.array_equal(a.arrays[n], b.arrays[n]) for n in a.arrays)

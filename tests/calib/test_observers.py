@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from calib.errors import CalibError
 from calib.histogram import ALL_BINS, BINS, SLOTS, Histogram
-from calib.observers import HistogramObserver, _DeviceCounter, _kernel, dense
+from calib.observers import HistogramObserver, _CpuCounter, _DeviceCounter, _kernel, dense
 
 torch.manual_seed(0)
 TENSORS = {
@@ -47,8 +47,9 @@ def test_counts_are_those_of_the_plain_histogram(name):
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_device_path_counts_the_same(name):
     counter = _DeviceCounter(torch.device("cpu"))
-    counter.add(TENSORS[name])
-    assert counter.read() == Histogram.of(TENSORS[name].float().numpy())
+    counter.add(TENSORS[name], 1)
+    assert counter.read(1) == Histogram.of(TENSORS[name].float().numpy())
+    assert counter.read(0) == Histogram.empty()
 
 
 def test_batches_add_up_and_halves_are_kept_apart():
@@ -128,24 +129,36 @@ def test_threads_lose_and_double_nothing(monkeypatch, team):
         assert int(bounds[:, 2].min()) + 2**31 + 1 == np.abs(values[values != 0]).min().view(np.int32)
 
 
-def test_where_triton_cannot_compile_torch_counts_the_same(monkeypatch, caplog):
+def test_where_the_kernel_cannot_be_compiled_torch_counts_the_same(monkeypatch, caplog):
     class OnCuda(torch.Tensor):
         is_cuda = True
 
-    def refuses(*_, **__):
-        raise RuntimeError("Failed to find C compiler")
+    def refuses(*_):
+        raise RuntimeError("nvrtcResult: NVRTC_ERROR_INVALID_OPTION")
 
-    monkeypatch.setattr("calib.observers._device_kernel", lambda: refuses)
+    monkeypatch.setattr("calib.gpu_kernel.count", refuses)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     counter, x = _DeviceCounter(torch.device("cpu")), torch.randn(1000)
     monkeypatch.setattr("calib.observers.dense", lambda t: dense(t).as_subclass(OnCuda))
-    counter.add(x)
-    _DeviceCounter(torch.device("cpu")).add(x)  # of another tensor
-    assert caplog.messages == ["slower counting, as Triton cannot compile here: Failed to find C compiler"]
-    assert not counter._triton
+    counter.add(x, 0)
+    _DeviceCounter(torch.device("cpu")).add(x, 0)  # of another tensor
+    why = "slower counting, as its kernel cannot be compiled here: nvrtcResult: NVRTC_ERROR_INVALID_OPTION"
+    assert caplog.messages == [why]
+    assert not counter._in_one_launch
     monkeypatch.undo()
-    counter.add(x)
-    assert counter.read() == Histogram.of(x.numpy()) + Histogram.of(x.numpy())
+    counter.add(x, 0)
+    assert counter.read(0) == Histogram.of(x.numpy()) + Histogram.of(x.numpy())
+
+
+@pytest.mark.parametrize("kind", [_CpuCounter, lambda: _DeviceCounter(torch.device("cpu"))])
+def test_the_half_is_read_where_values_are_counted(kind):
+    """A tensor says which half it is, and may be changed between batches."""
+    counter, half = kind(), torch.zeros(1, dtype=torch.int32)
+    x, y = torch.randn(30), torch.randn(50)
+    for k, values in enumerate((x, y, x)):
+        counter.add(values, half.fill_(k % 2))
+    assert counter.read(0) == Histogram.of(torch.cat([x, x]).numpy())
+    assert counter.read(1) == Histogram.of(y.numpy())
 
 
 def test_a_numba_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,10 @@ TENSORS = {
     "zeros among others": lambda: torch.relu(torch.randn(1_000_001)),
     "not finite": lambda: torch.tensor([1.0, math.nan, -3.0, math.inf, -math.inf] * 5),
     "float16": lambda: torch.randn(50).half(),
+    "bfloat16": lambda: torch.randn(5000).bfloat16(),
+    "beyond the window": lambda: torch.randn(70_001) * 10.0 ** torch.linspace(-44, 38, 70_001),
+    "not at 16 bytes": lambda: torch.randn(100_003)[1:],
+    "fewer than before the first 16 bytes": lambda: torch.randn(3)[1:],
     "no value": lambda: torch.zeros(0, 3),
 }
 
@@ -28,9 +32,12 @@ def test_the_gpu_counts_what_numpy_counts_and_never_waits(name, nothing_waits):
     torch.manual_seed(0)
     x = TENSORS[name]()
     on_gpu, observer = x.cuda(), HistogramObserver()
+    observer.observe(on_gpu)  # the first compiles the kernel
     with nothing_waits():
         observer.observe(on_gpu)
-    assert observer.histogram == Histogram.of(x.float().numpy())
+    once = Histogram.of(x.float().numpy())
+    assert observer.histogram == once + once
+    assert all(c._in_one_launch for c in observer._counters.values())
 
 
 def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu(nothing_waits):
@@ -62,31 +69,26 @@ def test_observing_a_network_never_waits_and_gives_the_scales_of_the_cpu(nothing
 
 
 def test_replayed_batches_count_what_batches_count():
-    """As calibration does: halves in turns, the first of each as it is, then one recording and its replays; and a last
+    """As calibration does: halves in turns, the first batch as it is, then one recording and its replays; and a last
     batch of another size."""
     batches = [torch.randn(4, 3, 16, 16).cuda() for _ in range(9)] + [torch.randn(2, 3, 16, 16).cuda()]
     found = []
     for replays in (False, True):
         prepared = small_network()
-        graph = prepared.graph.cuda()
+        graph, half = prepared.graph.cuda(), torch.zeros(1, dtype=torch.int32, device="cuda")
         for observer in prepared.observers.values():
             observer.histogram = HistogramObserver()
-        histograms = [o.histogram for o in prepared.observers.values()]
+            observer.histogram.half = half
         with (
             torch.inference_mode(),
-            replayed(
-                lambda inputs, graph=graph: graph(*inputs),
-                "cuda:0" if replays else "cpu",
-                lambda h=histograms: h[0].half,
-            ) as run,
+            replayed(lambda inputs, graph=graph: graph(*inputs), "cuda:0" if replays else "cpu") as run,
         ):
             for k, x in enumerate(batches):
-                for histogram in histograms:
-                    histogram.half = k % 2
+                half.fill_(k % 2)
                 run((x,))
             if replays:
-                assert len(run._made) == 2
-        found.append([o.halves for o in histograms])
+                assert len(run._made) == 1
+        found.append([o.histogram.halves for o in prepared.observers.values()])
     for ours, theirs in zip(*found, strict=True):
         for here, there in zip(ours, theirs, strict=True):
             assert here.elements == there.elements > 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from calib.observers import _DeviceCounter
 from calib.samples import Batch
+from tests.support.second_device import THERE, two_devices
 from trtpipe.errors import InputError, MissingError
 from trtpipe.model import computing
 from trtpipe.model.baseline import record_baseline
@@ -21,9 +24,6 @@ from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
-
-#: Another name of the CPU: what is placed there takes the whole way, and computes the same.
-THERE = "cpu:0"
 
 
 class Awkward(torch.nn.Module):
@@ -42,6 +42,14 @@ class Awkward(torch.nn.Module):
         return self.second(torch.relu(self.first(x - self.mean))) * self.loose + steps
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    """Tensors of `THERE` are not the CPU's, and are counted as a GPU's are."""
+    monkeypatch.setattr("calib.observers._CpuCounter", lambda: _DeviceCounter(torch.get_default_device()))
+    with two_devices():
+        yield
+
+
 @pytest.fixture
 def loaded():
     dims = {"N": DimRange(1, 4, 8)}
@@ -50,8 +58,7 @@ def loaded():
 
 
 def arrays(samples=8):
-    torch.manual_seed(1)
-    return {"x": torch.randn(samples, 8).numpy()}
+    return {"x": np.random.default_rng(1).normal(size=(samples, 8)).astype(np.float32)}
 
 
 def tensors_of(module):
@@ -165,7 +172,7 @@ class Otherwise(torch.nn.Module):
         self.act = act
 
     def forward(self, x):
-        away = torch.overrides._get_current_function_mode() is not None
+        away = str(torch.get_default_device()) == THERE
         return self.act(x) if away else x
 
 

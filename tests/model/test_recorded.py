@@ -24,40 +24,32 @@ class Recorder:
         return replay, None
 
 
-def sums(recorder, calls):
-    """What runs of these (key, input) pairs add up to, by key."""
-    seen, now = {}, [None]
+def sums(run_of, calls):
+    """What runs of these inputs add up to, by their shapes."""
+    seen = {}
 
     def run(inputs):
         (x,) = inputs
-        seen.setdefault(now[0], []).append((tuple(x.shape), float(x.sum())))
+        seen.setdefault(tuple(x.shape), []).append(float(x.sum()))
 
-    recordings = Recordings(run, lambda: now[0], recorder)
-    for now[0], x in calls:
-        recordings((x,))
+    made = run_of(run)
+    for x in calls:
+        made((x,))
     return seen
-
-
-def calls():
-    generator = torch.Generator().manual_seed(0)
-    sizes = [4, 4, 4, 4, 4, 2, 4, 4, 2]
-    return [(k % 2, torch.randn(size, 3, generator=generator)) for k, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_each_call_is_made_once_whatever_is_recorded(broken):
-    recorder = Recorder(broken)
-    wanted = {}
-    for key, x in calls():
-        wanted.setdefault(key, []).append((tuple(x.shape), float(x.sum())))
-    assert sums(recorder, calls()) == wanted
-    assert (recorder.recorded, recorder.replays) == ((0, 0) if broken else (2, 5))
+    recorder, generator = Recorder(broken), torch.Generator().manual_seed(0)
+    calls = [torch.randn(size, 3, generator=generator) for size in (4, 4, 4, 4, 4, 2, 4, 4, 2)]
+    assert sums(lambda run: Recordings(run, recorder), calls) == sums(lambda run: run, calls)
+    assert (recorder.recorded, recorder.replays) == ((0, 0) if broken else (2, 7))
 
 
 def test_what_is_given_may_change_afterwards():
     recorder, x = Recorder(), torch.zeros(2)
     seen = []
-    recordings = Recordings(lambda inputs: seen.append(float(inputs[0].sum())), lambda: 0, recorder)
+    recordings = Recordings(lambda inputs: seen.append(float(inputs[0].sum())), recorder)
     for value in (1.0, 2.0, 3.0):
         recordings((x.fill_(value),))
     assert seen == [2.0, 4.0, 6.0]
@@ -66,12 +58,12 @@ def test_what_is_given_may_change_afterwards():
 
 def test_a_cpu_runs_as_it_is():
     run = [].append
-    with replayed(run, "cpu", lambda: 0) as same:
+    with replayed(run, "cpu") as same:
         assert same is run
 
 
 def test_memory_is_given_back_whatever_ends_the_block():
-    opened = replayed(lambda inputs: None, "cuda:0", lambda: 0)
+    opened = replayed(lambda inputs: None, "cuda:0")
     recordings = opened.__enter__()
     recordings._made["x"] = ((), lambda: None)
     assert not opened.__exit__(ZeroDivisionError, ZeroDivisionError(), None)

@@ -14,7 +14,7 @@ from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, placed, plain_float32, sent
+from trtpipe.model.computing import CPU, Answer, placed, plain_float32, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
@@ -249,9 +249,9 @@ def _mixed(
     if size == there:
         return {}
     low = min(size, there)
-    whole, pieces = _whole(loaded), [torch.from_numpy(first[s.name][:low]) for s in loaded.inputs]
+    whole, pieces = _whole(loaded), sent([torch.from_numpy(first[s.name][:low]) for s in loaded.inputs], device)
     more = [filled([size - low, *a.shape[1:]], s.dtype, whole) for s, a in zip(loaded.inputs, pieces, strict=True)]
-    args = sent([torch.cat(both) for both in zip(pieces, more, strict=True)], device)
+    args = tuple(torch.cat(both) for both in zip(pieces, sent(more, device), strict=True))
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
         alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
     notes = {}
@@ -331,6 +331,22 @@ def script(
                     "give what torch.export.save wrote of it as model.program, which is its own baseline."
                 ) from second
             raise InputError(f"{message}Set model.baseline to {other}.") from error
+
+
+def compiled(loaded: LoadedModel, kind: RecordedBy, torchscript: str | None) -> tuple[Answer, ...]:
+    """What answers in the model's place, if it is TorchScript that was not recorded by running the model on the device:
+    it makes new tensors where its code says, and not where the model is placed.
+
+    Arguments as `record_baseline` has them.
+    """
+    if torchscript is None and (kind != "script" or loaded.kind in ("program", "onnx")):
+        return ()
+
+    def answer(args: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Tensor, ...]:
+        module, name = script(loaded, kind, torchscript, device)
+        return _run(loaded, module, name, args)
+
+    return (answer,)
 
 
 def _whole(loaded: LoadedModel) -> int:

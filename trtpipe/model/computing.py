@@ -73,13 +73,23 @@ def old_driver() -> str:
     return ""
 
 
-def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Callable[[str], None]) -> str:
+#: The outputs that something gives for these inputs, which are on this device, where the model is `placed`.
+Answer = Callable[["tuple[torch.Tensor, ...]", str], "Sequence[torch.Tensor]"]
+
+
+def computing_device(
+    loaded: LoadedModel,
+    arrays: Mapping[str, Array],
+    note: Callable[[str], None],
+    others: Sequence[Answer] = (),
+) -> str:
     """The device that computes this model: the wanted one if it gives what the CPU gives on one batch, else the CPU.
 
     Args:
         loaded: the model; one read from an ONNX file is compared with ONNX Runtime on the CPU, and stays there.
         arrays: the batch, [B, ...] by input name.
         note: is told why a GPU is not used.
+        others: what has to give the same there, beside the model itself.
 
     Raises:
         InputError: a GPU was asked for by name, and the model does not compute there, or otherwise than on the CPU.
@@ -94,8 +104,9 @@ def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Cal
         expected = loaded.module(*(a.clone() for a in args))
         try:
             with placed(loaded.module, device):
-                outputs = [o.cpu() for o in loaded.module(*(a.clone() for a in sent(args, device)))]
-            why = _difference(expected, outputs)
+                found = [answer(sent(args, device), device) for answer in (lambda x, _: loaded.module(*x), *others)]
+                outputs = [[o.cpu() for o in one] for one in found]
+            why = next(filter(None, (_difference(expected, one) for one in outputs)), "")
         except Exception as error:  # noqa: BLE001 - the model's own code, which nobody has tried on a GPU
             why = f"it fails there ({first_line(error)})"
     if not why:

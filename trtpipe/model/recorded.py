@@ -35,18 +35,18 @@ def record(run: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[C
 
 
 @contextmanager
-def replayed(run: Run, device: str, key: Callable[[], Hashable]) -> Iterator[Run]:
+def replayed(run: Run, device: str) -> Iterator[Run]:
     """`run` itself on a CPU; on a GPU what gives the same, of shapes that it has seen by replaying them.
 
     Args:
-        run: takes the inputs; what it returns is dropped. Its tensors must be the same ones in every call.
+        run: takes the inputs; what it returns is dropped. Its tensors must be the same ones in every call, and nothing
+            else may differ between calls than what is in them and the inputs.
         device: "cpu" or "cuda:0".
-        key: what the host's part of the next run depends on, beside the inputs' shapes and dtypes.
     """
     if not device.startswith("cuda"):
         yield run
         return
-    recordings = Recordings(run, key)
+    recordings = Recordings(run)
     try:
         yield recordings
     finally:
@@ -59,15 +59,15 @@ class Recordings:
     Where one cannot be recorded (it waits for the GPU, or there is no memory for it) all run as they are.
     """
 
-    def __init__(self, run: Run, key: Callable[[], Hashable], recorder: Any = record) -> None:
-        self._run, self._key, self._recorder = run, key, recorder
+    def __init__(self, run: Run, recorder: Any = record) -> None:
+        self._run, self._recorder = run, recorder
         self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, tuple[tuple[torch.Tensor, ...], Callable[[], None]]] = {}
         self._off = False
 
     def __call__(self, inputs: tuple[torch.Tensor, ...]) -> None:
         """Run on these inputs."""
-        kind = (self._key(), tuple((x.shape, x.dtype) for x in inputs))
+        kind = tuple((x.shape, x.dtype) for x in inputs)
         self._seen[kind] += 1
         if kind not in self._made and (self._off or self._seen[kind] < 2 or not self._record(kind, inputs)):
             self._run(inputs)

@@ -21,7 +21,7 @@ from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
 from trtpipe.evaluation.metrics import sqnr_db
-from trtpipe.model.baseline import record_baseline, script
+from trtpipe.model.baseline import compiled, record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners, require_same
@@ -221,7 +221,8 @@ class PreparedJob:
         if wanted_device() == CPU:
             return CPU
         with self._stages.unnamed():
-            return computing_device(self._model, self.first_check_batch, self._stages.note)
+            others = compiled(self._model, self.job.model.baseline, self.job.model.torchscript)
+            return computing_device(self._model, self.first_check_batch, self._stages.note, others)
 
     @property
     def check_samples(self) -> Source:
