@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import shipping
 
 import trtpipe
+from calib.errors import CalibCancelled
 from trtpipe.bundle.signing import generate_key, signer
-from trtpipe.errors import InputError
+from trtpipe.errors import Cancelled, InputError, MissingError, TrtpipeError, told
 from trtpipe.job.load import JobErrors
 from trtpipe.notebook import NotebookReporter, page_html, watching
 from trtpipe.progress import Silent
@@ -51,6 +54,16 @@ def test_importing_the_package_loads_none_of_its_parts() -> None:
     assert out.strip() == "[] ['__version__', 'build', 'calibrate', 'check', 'load', 'load_job'] True"
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_onnx_runtime_sends_nothing_unless_the_user_says_so(before: str | None, after: str) -> None:
+    """Of 1.32.0 this keeps `~/.cache/Microsoft` from being written, and names from being looked up."""
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    environment |= {} if before is None else {"ORT_DISABLE_TELEMETRY": before}
+    code = "import os, trtpipe; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == after
+
+
 def test_check_is_the_function_whatever_was_imported() -> None:
     import trtpipe.evaluation.check  # a module of the same name
 
@@ -70,6 +83,46 @@ def test_load_job_says_all_that_is_wrong(tmp_path: Path) -> None:
         trtpipe.load_job(path)
     assert "targit" in str(caught.value)
     assert "missing.npy" in str(caught.value)
+
+
+#: Values that no check takes, by what the error says of them.
+FAULTS = {
+    "must be given as float32": np.ones((4, 3), np.int64),
+    "must be finite": np.full((4, 3), np.nan, np.float32),
+    "complex": np.ones((4, 3), np.complex64),
+    r"\[3\]": np.ones((4, 2), np.float32),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_bad_data_are_the_errors_of_the_command_line(tmp_path: Path, words: str) -> None:
+    """Not calib's own, which have no exit code."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("net:build", "torch.nn:Identity"))
+    np.save(tmp_path / "x.npy", FAULTS[words])
+    with pytest.raises(TrtpipeError, match=words) as caught:
+        trtpipe.build(path, tmp_path / "out")
+    assert caught.value.exit_code == 2
+
+
+def test_bad_labels_are_among_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("net:build", "torch.nn:Identity"))
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    np.save(tmp_path / "labels.npy", np.full(4, 2**63, np.uint64))
+    with pytest.raises(JobErrors, match=r"check\.labels: .* a label must be a class from 0, .* Save labels as int64\."):
+        trtpipe.load_job(path, "check.labels=labels.npy")
+
+
+def test_others_errors_are_told_and_bugs_stay_as_they_are() -> None:
+    with pytest.raises(MissingError, match="^out of memory"), told():
+        raise MemoryError
+    with pytest.raises(Cancelled), told():
+        raise CalibCancelled("interrupted")
+    for bug in (ZeroDivisionError(), PermissionError(13, "no", "f")):
+        with pytest.raises(type(bug)) as caught, told():
+            raise bug
+        assert caught.value is bug
 
 
 def test_one_override_may_be_given_as_text(tmp_path: Path) -> None:

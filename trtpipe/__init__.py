@@ -12,6 +12,7 @@ Importing this package loads none of its parts; `trtpipe.api` has four of the fi
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "build", "calibrate", "check", "load", "load_job"]
+
+# ONNX Runtime 1.32 and later tell Microsoft of their use, unless this is set before they are loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 #: Where each name is. `load` is for devices, where little else of trtpipe need be imported.
 _HOMES = {

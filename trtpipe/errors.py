@@ -6,7 +6,8 @@ import difflib
 import errno
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
@@ -113,6 +114,23 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     if isinstance(error, ValueError) and str(error).startswith("embedded null "):
         return InputError("a path must not hold a NUL character (\\0). Check the paths of the command and of the job.")
     return None
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Around what the Python API does: others' exceptions are the user errors that they are (`user_error`), caused by
+    them; bugs and refusals of the operating system stay as they are.
+
+    Raises:
+        TrtpipeError: in place of another's exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = None if isinstance(error, OSError) else user_error(error)
+        if found is None or found is error:
+            raise
+        raise found from error
 
 
 def _refused(error: OSError) -> InputError | None:

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
+from trtpipe.model.nodes import module_path
 from trtpipe.progress import Silent
 from trtpipe.quantization.diagnose import blame, failed_outputs, is_about_numbers
 from trtpipe.quantization.macs import macs
@@ -53,6 +54,8 @@ def amax_of(captured, x):
 
 def sqnr(reference, found):
     a, b = reference.double().numpy(), found.double().numpy()
+    if (a == b).all():
+        return math.inf
     return 10 * math.log10((a**2).sum() / ((b - a) ** 2).sum())
 
 
@@ -90,8 +93,6 @@ def found(captured, x, amax, labels):
 
 def float_and_alone(captured, amax, x, path):
     """Outputs of the float graph, and of the Q/DQ graph that torchao converts with all modules but one kept."""
-    from trtpipe.model.nodes import module_path
-
     prepared = prepare(captured, lambda n: module_path(n) != path)
     graph, _ = place_qdq(prepared, amax)
     with torch.inference_mode():
@@ -107,6 +108,44 @@ def test_a_module_alone_costs_what_the_converted_graph_says(captured, amax, x, f
     loss = nn.functional.cross_entropy
     assert one.loss_rise == pytest.approx(float(loss(alone, labels) - loss(reference, labels)), abs=2e-3)
     assert one.agreement == pytest.approx(float((alone.argmax(1) == reference.argmax(1)).double().mean()))
+
+
+class Answering(nn.Module):
+    """A network whose outputs are scores and what they say: whole numbers and yes or no."""
+
+    def __init__(self, kept):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.kept = nn.Linear(8, 16), nn.Linear(16, 5), kept
+
+    def forward(self, x):
+        y = self.b(torch.relu(self.a(x)))
+        every = y, y > 0, (y * 40).int(), y.argmax(1)
+        return tuple(every[k] for k in self.kept)
+
+
+@pytest.mark.parametrize("kept", [(0,), (1,), (2,), (3,), (0, 1, 2, 3)], ids=str)
+def test_outputs_of_every_dtype_count(kept):
+    """What a module alone changes in yes-or-no answers and whole numbers is measured as in scores: recomputed from the
+    graph that torchao converts."""
+    x_spec = TensorSpec("x", "float32", ("N", 8), N)
+    every = [("scores", "float32", ("N", 5)), ("signs", "bool", ("N", 5)), ("levels", "int32", ("N", 5)),
+             ("class", "int64", ("N",))]  # fmt: skip
+    specs = tuple(TensorSpec(*every[k], N) for k in kept)
+    bound = bind(Answering(kept).eval(), (x_spec,), {}, tuple(s.name for s in specs))
+    captured = capture(LoadedModel(bound, (x_spec,), specs, "0" * 64, "test"))
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
+    amax = amax_of(captured, x)
+    found = measure_sensitivity(
+        captured, amax, [SampleBatch((x,), 64)], half=None, keep=Keep(), progress=Silent()
+    )
+    for path in ("a", "b"):
+        prepared = prepare(captured, lambda n, path=path: module_path(n) != path)
+        graph, _ = place_qdq(prepared, amax)
+        with torch.inference_mode():
+            wanted = {s.name: sqnr(a, b) for s, a, b in zip(specs, captured.graph(x), graph(x), strict=True)}
+        assert of(found, path).outputs_db == pytest.approx(wanted, abs=1e-6)
+        assert of(found, path).sqnr_db == pytest.approx(min(wanted.values()), abs=1e-6)
 
 
 @pytest.mark.parametrize("half", [None, torch.float16])

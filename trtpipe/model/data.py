@@ -63,7 +63,10 @@ def _labelled(job: Job, source: Source) -> Source:
             f"{Path(str(job.check.labels)).name} beside them). Take one of the two out."
         )
     if classes is not None:
-        return source.labelled(classes)
+        try:
+            return source.labelled(classes)
+        except CalibError as error:
+            raise InputError(f"check.labels: {error}") from error
     if job.check.labels is not None and not job.check.metrics and not names_classes(job.check.labels):
         raise InputError(
             "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "

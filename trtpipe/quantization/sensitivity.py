@@ -92,8 +92,7 @@ class _Losses:
             for spec, a, b in zip(self.specs, reference, outputs, strict=True)
         ]
         for ratio, (a, b, _) in zip(self.outputs, pairs, strict=True):
-            if a.is_floating_point():
-                ratio.add(a, b)
+            ratio.add(a, b)
         ranks = (
             (a, b)
             for a, b, spec in pairs
