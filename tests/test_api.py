@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -89,8 +90,8 @@ def test_load_job_says_all_that_is_wrong(tmp_path: Path) -> None:
 FAULTS = {
     "must be given as float32": np.ones((4, 3), np.int64),
     "must be finite": np.full((4, 3), np.nan, np.float32),
-    "complex": np.ones((4, 3), np.complex64),
-    r"\[3\]": np.ones((4, 2), np.float32),
+    "complex64": np.ones((4, 3), np.complex64),
+    "[3]": np.ones((4, 2), np.float32),
 }
 
 
@@ -100,7 +101,7 @@ def test_bad_data_are_the_errors_of_the_command_line(tmp_path: Path, words: str)
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("net:build", "torch.nn:Identity"))
     np.save(tmp_path / "x.npy", FAULTS[words])
-    with pytest.raises(TrtpipeError, match=words) as caught:
+    with pytest.raises(TrtpipeError, match=re.escape(words)) as caught:
         trtpipe.build(path, tmp_path / "out")
     assert caught.value.exit_code == 2
 

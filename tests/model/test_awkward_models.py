@@ -107,6 +107,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),
     # What the model does cannot be run or captured
+    "return torch.autograd.grad(self.a(x.detach().requires_grad_()).sum(), x)[0]": (ONE, ("model: it fails on zeros of the declared inputs", "It takes gradients as it runs, which an engine cannot: write out what they come to.")),
     "return self.a(y.reshape(-1, 8))": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [2, 4]) at ", "RuntimeError")),
     "return y if x.sum() > 0 else -y": (ONE, ("capture: the model decides by the values of a tensor at ", "y = torch.where(condition, a, b)")),
     "return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (y,))": (ONE, ("capture: cond at awkward_", " chooses or repeats graphs of its own", "torch.where(condition, a, b)")),

@@ -97,6 +97,52 @@ def test_a_changed_file_reaches_the_stages_that_depend_on_it(folder, change, sta
     assert after.changes(before.parts) == ((reason,) if reason else ())
 
 
+@pytest.mark.parametrize(
+    ("change", "stages", "reasons"),
+    [
+        (lambda f: (f / "cat" / "a.png").write_bytes(b"another"), {"calibration", "graph", "engine"},
+         ("calibration data changed",)),
+        (lambda f: (f / "cat").rename(f / "ape"), ALL - {"model"},
+         ("calibration classes changed", "calibration data changed")),
+    ],
+)  # fmt: skip
+def test_of_images_to_calibrate_with_the_baseline_takes_the_names_of_classes(folder, change, stages, reasons):
+    """By them the check's class folders may be numbered; another photograph changes no baseline."""
+    for name in ("cat", "dog"):
+        (folder / "photos" / name).mkdir(parents=True)
+        (folder / "photos" / name / "a.png").write_bytes(b"one")
+
+    def look_at():
+        path = nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors")
+        path.write_text(
+            path.read_text().replace(
+                "calibration: {arrays: calib.npz", "calibration: {images: photos, transform: {grayscale: true}"
+            )
+        )
+        job = load_job(path)
+        found = Survey(Digests(), MACHINE).ingredients(job)
+        return found, stage_keys(job, found)
+
+    before, keys = look_at()
+    change(folder / "photos")
+    after, others = look_at()
+    assert changed(keys, others) == stages
+    assert after.changes(before.parts) == reasons
+
+
+def test_the_packages_of_a_module_are_sources_too(folder):
+    """They run before it; else its first build would have to show that they are read."""
+    for path, text in (("own/__init__.py", ""), ("own/deep/__init__.py", "SLOPE = 1"), ("own/deep/act.py", "")):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "net.py").write_text(nights.NET + "\nfrom own.deep.act import __name__ as name\n")
+    before, _ = look(folder)
+    assert {"source own", "source own.deep", "source own.deep.act"} <= set(before.parts)
+    (folder / "own/__init__.py").write_text("#")
+    after, _ = look(folder)
+    assert after.changes(before.parts) == ("source of own changed",)
+
+
 def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):
     job = folder / "a.yaml"
 

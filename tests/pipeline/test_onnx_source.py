@@ -208,6 +208,23 @@ def test_inputs_that_the_outputs_do_not_need_are_not_asked_for(tmp_path: Path) -
         require_bindings(network.file, {"name": (1, 4), "x": (1, 4)})
 
 
+@pytest.mark.parametrize("outputs", [(), ("y",)])
+def test_nodes_that_no_output_needs_are_not_converted(outputs: tuple[str, ...], tmp_path: Path) -> None:
+    """Whether the job names the file's own outputs or leaves them to it."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xy")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["whole"], to=TensorProto.UINT8),
+        helper.make_node("BitShift", ["whole", "whole"], ["shifted"], direction="LEFT"),
+        helper.make_node("Relu", ["x"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "f.onnx")
+    network = load_network(tmp_path / "f.onnx", outputs)
+    values = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
+    assert torch.equal(network(values)["y"], values.relu())
+    assert not network.file.cut
+
+
 def test_a_function_of_another_opset_is_named(tmp_path: Path) -> None:
     one = helper.make_function("own", "R", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])],
                                [helper.make_opsetid("", 16)])  # fmt: skip

@@ -136,9 +136,7 @@ def test_outputs_of_every_dtype_count(kept):
     captured = capture(LoadedModel(bound, (x_spec,), specs, "0" * 64, "test"))
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
     amax = amax_of(captured, x)
-    found = measure_sensitivity(
-        captured, amax, [SampleBatch((x,), 64)], half=None, keep=Keep(), progress=Silent()
-    )
+    found = measure_sensitivity(captured, amax, [SampleBatch((x,), 64)], half=None, keep=Keep(), progress=Silent())
     for path in ("a", "b"):
         prepared = prepare(captured, lambda n, path=path: module_path(n) != path)
         graph, _ = place_qdq(prepared, amax)

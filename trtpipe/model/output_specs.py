@@ -233,6 +233,8 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         return "Install what it imports, or put that beside the job file."
     if isinstance(error, OSError):
         return "It is about a file or device that the model uses, not about its inputs: see the line above."
+    if "does not require grad" in str(error):
+        return "It takes gradients as it runs, which an engine cannot: write out what they come to."
     try:
         inspect.signature(module.network.forward).bind(*inputs)
     except TypeError:

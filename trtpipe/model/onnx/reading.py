@@ -156,7 +156,8 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
 
 
 def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
-    """Make named tensors the outputs of a file, and drop what they do not need, inputs too; whether a part is left.
+    """Make named tensors the outputs of a file, and drop what they do not need, of fewer inputs too; whether a part is
+    left.
 
     Args:
         model: changed in place.
@@ -175,14 +176,16 @@ def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
             f"outputs: must be among the tensors of model.onnx (got {', '.join(unknown)}, and the file's outputs are "
             f"{', '.join(str(_binding(v)) for v in graph.outputs)}). Name them as the file does."
         )
-    if names and set(names) != set(own):
+    fewer = bool(names) and set(names) != set(own)
+    if fewer:
         graph.outputs[:] = [made[n] for n in names]
-        _drop_unneeded(graph)
-        common.RemoveUnusedNodesPass()(model)
-        needed = [v for v in graph.inputs if v.uses() or v in graph.outputs]
-        graph.inputs[:], dropped = needed, len(needed) < len(graph.inputs)
-        return dropped or bool(set(names) - set(own))
-    return False
+    _drop_unneeded(graph)
+    common.RemoveUnusedNodesPass()(model)
+    if not fewer:
+        return False
+    needed = [v for v in graph.inputs if v.uses() or v in graph.outputs]
+    graph.inputs[:], dropped = needed, len(needed) < len(graph.inputs)
+    return dropped or bool(set(names) - set(own))
 
 
 def _drop_unneeded(graph: ir.Graph) -> None:

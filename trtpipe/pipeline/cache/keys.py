@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calib.errors import CalibError
+from calib.folders import class_folders
 from calib.user_code import OURS
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
@@ -171,6 +172,8 @@ class Survey:
                     parts[f"onnx data {path.name}"] = self._content(key, str(path))
             elif key not in WITHOUT_EFFECT:
                 parts[f"job {key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        if job.calibration is not None and job.calibration.images is not None:
+            parts["calibration classes"] = json_digest([*class_folders(job.calibration.images)])
         for option, target in job.callables.items():
             prefix = "" if option == "model.factory" else f"{option.partition('.')[0]} "
             for module, digest in self.sources(target.partition(":")[0], folder).items():
@@ -302,8 +305,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     transform = chosen("job calibration.transform") | chosen("calibration source")
     checked = {n: v for n, v in chosen("job check").items() if not n.startswith((*_JUDGING, "job check.metrics"))}
     # Class folders are numbered by check.labels, or by calibration's folders.
-    numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
-    checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
+    checked |= computed | chosen("check data", "check source", "check labels", "calibration classes") | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript", "job build.profiles")}
     calibration = ("job calibration", "calibration data", "calibration table", "calibration source")
     calibrated = model | data | computed | chosen(*calibration)

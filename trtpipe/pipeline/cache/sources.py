@@ -14,7 +14,8 @@ UNWATCHED = "; use --force when these change"
 
 
 def imported(source: bytes, name: str, package: bool) -> list[str]:
-    """Absolute names of the modules that a source imports, anywhere in it; `from a import b` may mean a.b."""
+    """Absolute names of the modules that a source imports, anywhere in it, and of the packages that they are in, which
+    run first; `from a import b` may mean a.b."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -28,7 +29,8 @@ def imported(source: bytes, name: str, package: bool) -> list[str]:
             stem = ".".join([*parent, *([node.module] if node.module else [])])
             if stem:
                 names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return list(dict.fromkeys(names))
+    within = (name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1))
+    return list(dict.fromkeys(within))
 
 
 def environment_variables(source: bytes) -> tuple[str, ...]:
