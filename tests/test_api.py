@@ -116,7 +116,7 @@ def test_bad_labels_are_among_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_others_errors_are_told_and_bugs_stay_as_they_are() -> None:
-    with pytest.raises(MissingError, match="^out of memory"), told():
+    with pytest.raises(MissingError, match=r"^out of memory"), told():
         raise MemoryError
     with pytest.raises(Cancelled), told():
         raise CalibCancelled("interrupted")
