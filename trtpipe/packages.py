@@ -75,14 +75,16 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 }
 
 #: What a job needs to be captured, calibrated and exported, whatever its target.
-CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
+CAPTURE = ("torch", "torchao", "onnx", "onnxscript", "onnxruntime")
+#: What a job of images needs beside.
+IMAGES = ("torchvision",)
 #: What a build needs beside: to count on the CPU, to choose what stays wide, and for its report.
 BUILDING = ("numba", "networkx", "jinja2")
 #: Of these, what is judged together: which torchao goes with which torch.
 JUDGED_TOGETHER = ("torch", "torchao")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
-    **dict.fromkeys(CAPTURE, "build"),
+    **dict.fromkeys((*CAPTURE, *IMAGES), "build"),
     **dict.fromkeys((*BUILDING, "matplotlib", "onnx_ir", "sympy", "ml_dtypes", "markupsafe"), "build"),
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs import good_folder, write
 
@@ -333,7 +334,7 @@ def test_doctor_tries_whatever_trtpipe_requires_and_a_build_imports(
 
     monkeypatch.setattr(doctor, "import_failures", failures)
     found = doctor.examine()
-    assert {*packages.core_modules(), *packages.CAPTURE, *packages.BUILDING} <= set(tried)
+    assert {*packages.core_modules(), *packages.CAPTURE, *packages.IMAGES, *packages.BUILDING} <= set(tried)
     assert set(packages.core_modules()) >= {"numpy", "yaml", "PIL", "safetensors", "filelock", "packaging"}
     said = f"{module} is installed and cannot be imported (SyntaxError: invalid syntax). "
     lost = [a for a in found.abilities if a.reason.startswith(said)]
@@ -354,6 +355,21 @@ def test_a_deep_validation_names_every_damaged_package(tmp_path: Path) -> None:
     said = "is installed and cannot be imported (OSError: libzebra.so: gone). It is damaged, or does not fit"
     assert {p["message"].partition(" the packages")[0] for p in judged["problems"]} == {f"{n} {said}" for n in damaged}
     assert program(f"validate {path}", tmp_path, tmp_path / "site").returncode == 0
+
+
+def test_a_job_without_images_needs_no_torchvision(tmp_path: Path) -> None:
+    """Deep validation asks for what the job's build imports, and `doctor` tells the two apart."""
+    install(tmp_path / "site", "torchvision", "torchvision", "raise OSError('libzebra.so: gone')", "0.29.0")
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    (tmp_path / "job.yaml").write_text(
+        "{name: a, model: {factory: 'torch.nn:Identity'}, inputs: {x: {shape: [2, 3]}}, outputs: {y: {}}, "
+        "build: {target: onnxruntime}, check: {arrays: x.npy, limits: {cosine_min: 0.9}}}"
+    )
+    assert program("validate --deep job.yaml", tmp_path, tmp_path / "site").returncode == 0
+    abilities = json.loads(program("doctor --json", tmp_path, tmp_path / "site").stdout)["abilities"]
+    assert {a["what"]: a["possible"] for a in abilities[:2]} == {
+        "capture, calibrate and export a model": True, "calibrate and check on images": False,
+    }  # fmt: skip
 
 
 def test_what_is_not_installed_is_said_whoever_lacks_it() -> None:

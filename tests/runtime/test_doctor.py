@@ -68,6 +68,7 @@ def test_no_gpu_and_tensorrt_rtx(machine):
     found = machine(tensorrts={"tensorrt_rtx": RTX})
     assert can(found) == {
         "capture, calibrate and export a model": True,
+        "calibrate and check on images": True,
         "run a graph (target onnxruntime)": True,
         "build an engine (target tensorrt_rtx)": True,
         "run an engine (target tensorrt_rtx)": False,
@@ -274,14 +275,14 @@ def test_the_command_in_text_and_json(machine, capsys):
     assert cli.main(["doctor", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["tensorrts"] == {"tensorrt_rtx": "tensorrt-rtx 1.7.1.116"}
-    assert [a["possible"] for a in value["abilities"]] == [True, True, True, False, False, False, False]
+    assert [a["possible"] for a in value["abilities"]] == [True, True, True, True, False, False, False, False]
     assert value["commands"] == []
 
 
 @pytest.mark.parametrize(
     ("module", "lost"),
     [
-        ("torchvision", {"capture, calibrate and export a model"}),
+        ("torchvision", {"calibrate and check on images"}),
         ("onnxruntime", {"capture, calibrate and export a model", "run a graph (target onnxruntime)"}),
         ("tensorrt_rtx", {"build an engine (target tensorrt_rtx)"}),
     ],

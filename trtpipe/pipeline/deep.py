@@ -12,10 +12,10 @@ from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.model.torch_versions import needs_torchao
-from trtpipe.packages import BUILDING, CAPTURE, broken, core_modules, version
+from trtpipe.packages import broken, core_modules, version
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.own_modules import with_own_modules
+from trtpipe.pipeline.required import required
 from trtpipe.routes.onnx import to_onnx
 
 
@@ -30,7 +30,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize
 
-    if damaged := tuple(_damaged()):  # what follows needs them
+    if damaged := tuple(_damaged(job)):  # what follows needs them
         return damaged
     problems: list[TrtpipeError] = []
     try:
@@ -55,12 +55,11 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     return tuple(problems)
 
 
-def _damaged() -> Iterator[MissingError]:
-    """Packages that are installed, that a build imports, and that cannot be; in this process, which needs most of them
-    anyway."""
-    torch = version("torch")
-    for module in (*core_modules(), *CAPTURE, *BUILDING):
-        if version(module) is None or (module == "torchao" and torch is not None and not needs_torchao(torch)):
+def _damaged(job: Job) -> Iterator[MissingError]:
+    """Packages that are installed, that the job's build imports, and that cannot be; in this process, which needs most
+    of them anyway."""
+    for module in (*core_modules(), *required(job)):
+        if version(module) is None:
             continue
         if lost := loss(module):
             yield MissingError(broken(module, lost))

@@ -25,10 +25,11 @@ from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
 from trtpipe.job.problems import Problem, violation
 from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
-from trtpipe.model.torch_versions import misfit, needs_torchao
+from trtpipe.model.torch_versions import misfit
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import BUILDING, CAPTURE, EXTRAS, broken, cuda_major, install_command, not_installed, unfit
+from trtpipe.packages import EXTRAS, broken, cuda_major, install_command, not_installed, unfit
 from trtpipe.packages import version as package_version
+from trtpipe.pipeline.required import folding, required
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.runtime.device import outdated_driver, this_device
@@ -239,22 +240,13 @@ def _packages(job: Job, path: Path) -> _Problems:
     for option, target in job.callables.items():
         if _in_extra(target, path):
             yield option, not_installed(target.partition(":")[0].partition(".")[0])
-    asked = ("torchvision", "torchao")  # as the job does
-    needed = [("model", name) for name in (*CAPTURE, *BUILDING) if name not in asked]
-    if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
-        needed.append(("check.images", "torchvision"))
-    if any(metric.function == "coco_map" for metric in job.check.metrics.values()):
-        needed.append(("check.metrics", "pycocotools"))
     torch, torchao = package_version("torch"), package_version("torchao")
-    folds = f"precision.{job.precision.quantizing_key}" if job.precision.quantized else "model"
-    if torch is None or needs_torchao(torch):
-        needed.append((folds, "torchao"))
     if torch is not None and (outside := unsupported_torch(torch)):
         yield "model", f"{outside}. Run: {install_command('torch')}"
     elif torch is not None and torchao is not None and (wrong := misfit(torch, torchao)):
-        yield folds, wrong
+        yield folding(job), wrong
     absent: dict[str, list[str]] = {}
-    for option, name in needed:
+    for name, option in required(job).items():
         if package_version(name) is None:
             absent.setdefault(option, []).append(name)
         elif wrong := broken(name, loss(name)) if loss(name) else unfit(name):

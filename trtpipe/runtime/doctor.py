@@ -24,6 +24,7 @@ from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
     BUILDING,
     CAPTURE,
+    IMAGES,
     TORCH_TENSORRT,
     absence,
     broken,
@@ -117,7 +118,7 @@ def examine() -> Diagnosis:
     gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = driver.is_jetson()
-    used = [m for m in (*core_modules(), *CAPTURE, *BUILDING, "torch_tensorrt") if version(m)]
+    used = [m for m in (*core_modules(), *CAPTURE, *IMAGES, *BUILDING, "torch_tensorrt") if version(m)]
     memory = no_memory() if gpu.devices and tensorrts else ""
     failed = import_failures((*used, *map(str, tensorrts)))
     return Diagnosis(
@@ -134,6 +135,7 @@ def examine() -> Diagnosis:
         abilities=_with_core(
             failed,
             _importable(_capture(packages), (*CAPTURE, *BUILDING), failed),
+            _importable(_by_packages("calibrate and check on images", "torchvision", IMAGES), IMAGES, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
             *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, memory, jetson=jetson)),
             *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, memory, jetson=jetson)),
@@ -170,15 +172,16 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 
 def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
-    missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
-    missing += [n for n in BUILDING if version(n) is None]
+    modules = [n for n in (*CAPTURE, *BUILDING) if n != "torchao" or torch is None or needs_torchao(torch)]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
-    wrong = wrong or next(filter(None, map(unfit, CAPTURE)), None)
-    reason = absence(*missing) if missing else wrong or f"torch {torch}"
+    return _by_packages("capture, calibrate and export a model", f"torch {torch}", modules, wrong)
+
+
+def _by_packages(what: str, fact: str, modules: Sequence[str], wrong: str | None = None) -> Ability:
+    missing = [n for n in modules if version(n) is None]
+    reason = absence(*missing) if missing else wrong or next(filter(None, map(unfit, modules)), fact)
     why, _, command = reason.partition(" Run: ")
-    return _ability(
-        "capture, calibrate and export a model", not missing and not wrong, why, command or install_command("torch")
-    )
+    return _ability(what, reason == fact, why, command or install_command("torch"))
 
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
