@@ -362,7 +362,7 @@ def test_a_job_without_images_needs_no_torchvision(tmp_path: Path) -> None:
     install(tmp_path / "site", "torchvision", "torchvision", "raise OSError('libzebra.so: gone')", "0.29.0")
     np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
     (tmp_path / "job.yaml").write_text(
-        "{name: a, model: {factory: 'torch.nn:Identity'}, inputs: {x: {shape: [2, 3]}}, outputs: {y: {}}, "
+        "{name: a, model: {factory: 'torch.nn:ReLU'}, inputs: {x: {shape: [2, 3]}}, outputs: {y: {}}, "
         "build: {target: onnxruntime}, check: {arrays: x.npy, limits: {cosine_min: 0.9}}}"
     )
     assert program("validate --deep job.yaml", tmp_path, tmp_path / "site").returncode == 0
