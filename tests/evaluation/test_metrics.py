@@ -30,6 +30,19 @@ def test_differences() -> None:
     assert metrics.sqnr_db(a, b) == pytest.approx(20.0)
 
 
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-20, 20)), min_size=1, max_size=20))
+def test_whole_numbers_are_subtracted_as_such(pairs: list[tuple[int, int]]) -> None:
+    """Ids, hashes and times above 2^53, which float64 does not hold, against Python's own integers."""
+    wanted = [a for a, _ in pairs]
+    got = [min(max(a + d, -(2**63)), 2**63 - 1) for a, d in pairs]
+    a, b = np.array([wanted], np.int64), np.array([got], np.int64)
+    assert metrics.max_abs(a, b) == max(abs(x - y) for x, y in zip(wanted, got, strict=True))
+    assert (metrics.sqnr_db(a, b) == float("inf")) == (wanted == got)
+    assert (metrics.relative_l2(a, b) == 0) == (wanted == got)
+    far = np.array([[2**63 - 1, -(2**63)]], np.int64)
+    assert metrics.max_abs(far, far[:, ::-1].copy()) == pytest.approx(2.0**64)
+
+
 def test_equal_and_zero_references() -> None:
     zero, one = np.zeros((1, 2)), np.ones((1, 2))
     assert metrics.sqnr_db(one, one) == float("inf")

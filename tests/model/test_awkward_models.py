@@ -89,6 +89,8 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return  Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", NAME + "\n      logits: {}")),
     "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", NAME + "\n      boxes: {}\n      scores.0: {}")),
     "return y, y, y": (ONE, ("it returns a tuple of 3", NAME + "\n      output_0: {}\n      output_1: {}\n      output_2: {}")),
+    "return [y] * 9": (ONE, ("it returns a list of 9", NAME + " {" + ", ".join(f"output_{k}: {{}}" for k in range(9)) + "}")),
+    "return [y] * 202": (ONE, ("it returns a list of 202", ", output_199: {}}  # and 2 more")),
     "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", NAME + "\n      0: {}")),
     "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (NAME + "\n      0.boxes: {}\n      1.boxes: {}",)),
     'return {"a": {"b": y}, "a.b": y * 2}': (
@@ -390,9 +392,9 @@ def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((6, 1, 8, 4), np.float32))
     (problem,) = map(str, deep_problems(load_job(file)))
     assert problem == (
-        "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
-        "(2*(((-1) + L) // 2) < L for 5 <= L <= 12; L = 2*_L would do). Declare a number in inputs.*.shape, or change "
-        "what asks for that in the model, such as ceil_mode."
+        "capture: torch.export must be able to show that what the model needs of sizes holds for all that inputs "
+        "declare (got 2*(((-1) + L) // 2) < L for 5 <= L <= 12; L = 2*_L would do). Declare a number in "
+        "inputs.*.shape, or change what asks for that in the model, like ceil_mode."
     )
 
 
@@ -406,8 +408,10 @@ def test_an_inequality_of_sizes_is_said_too(tmp_path: Path) -> None:
     file = job(tmp_path, body, ONE, "awkward_unequal", inputs={"x": shape})
     np.save(tmp_path / "x.npy", np.zeros((6, 1, 32, 4), np.float32))
     (problem,) = map(str, deep_problems(load_job(file)))
-    assert problem.startswith("capture: torch.export takes the model only where what it does holds for every size ")
-    assert problem.endswith(" or change what asks for that in the model, such as ceil_mode.")
+    assert problem.startswith(
+        "capture: torch.export must be able to show that what the model needs of sizes holds for "
+    )
+    assert problem.endswith(" or change what asks for that in the model, like ceil_mode.")
 
 
 #: what forward does with y -> whether it answers the same each time

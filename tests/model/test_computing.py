@@ -18,7 +18,7 @@ from trtpipe.model import computing
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
-from trtpipe.model.computing import CPU, CUDA, VARIABLE, computing_device, placed, sent, wanted_device
+from trtpipe.model.computing import CPU, CUDA, VARIABLE, apart, computing_device, placed, sent, wanted_device
 from trtpipe.progress import Silent
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.precision import Keep, observe_ranges
@@ -43,7 +43,7 @@ class Awkward(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch):
+def separate(monkeypatch):
     """Tensors of `THERE` are not the CPU's, and are counted as a GPU's are."""
     monkeypatch.setattr("calib.observers._CpuCounter", lambda: _DeviceCounter(torch.get_default_device()))
     with two_devices():
@@ -265,6 +265,14 @@ def test_the_calibration_table_is_the_cpus(loaded, monkeypatch):
     ]
     assert tables[0].amax == tables[1].amax
     assert tables[0].digest == tables[1].digest
+
+
+def test_whole_numbers_are_subtracted_as_such():
+    ids = torch.tensor([2**60, -(2**63), 2**63 - 1, 5])
+    assert apart(ids, ids + torch.tensor([1, 9, -3, 0])).tolist() == [1.0, 9.0, -3.0, 0.0]
+    assert apart(ids[1:2], ids[2:3]).tolist() == [2.0**64]
+    assert apart(torch.tensor([True, False]), torch.tensor([False, False])).tolist() == [-1.0, 0.0]
+    assert apart(torch.tensor([1.5]).half(), torch.tensor([1])).tolist() == [-0.5]
 
 
 def test_tensors_are_sent(loaded):

@@ -1,4 +1,6 @@
-"""How far one set of outputs is from another. Pure functions in float64; a half-precision output is widened first."""
+"""How far one set of outputs is from another. Pure functions in float64; a half-precision output is widened first, and
+whole numbers are subtracted as such.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,21 @@ def _rows(x: Array) -> Array:
     return np.asarray(x, dtype=np.float64).reshape(len(x), -1)
 
 
+def _less(output: Array, reference: Array) -> Array:
+    """output - reference of two arrays [S, ...] as float64 [S, everything else]: above 2^53 float64 holds not every
+    int64, and would take different ones for the same."""
+    a, b = np.asarray(output), np.asarray(reference)
+    wide = _rows(a) - _rows(b)
+    if not (a.dtype.kind == b.dtype.kind == "i"):
+        return wide
+    a, b = (x.astype(np.int64).reshape(len(x), -1) for x in (a, b))
+    with np.errstate(over="ignore"):
+        whole = a - b
+    past = ((a ^ b) & (a ^ whole)) < 0  # what int64 holds: float64 is near enough there
+    result: Array = np.where(past, wide, whole.astype(np.float64))
+    return result
+
+
 def cosine(reference: Array, output: Array) -> Array:
     """Cosine similarity of each sample, float64 [S] in [-1, 1].
 
@@ -51,12 +68,12 @@ def similarity(a: Array, b: Array) -> Array:
 
 def max_abs(reference: Array, output: Array) -> float:
     """Largest |output - reference| of two arrays [S, ...]."""
-    return float(np.abs(_rows(output) - _rows(reference)).max())
+    return float(np.abs(_less(output, reference)).max())
 
 
 def relative_l2(reference: Array, output: Array) -> float:
     """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; inf where the reference is all zero."""
-    noise, signal = np.linalg.norm(_rows(output) - _rows(reference)), np.linalg.norm(_rows(reference))
+    noise, signal = np.linalg.norm(_less(output, reference)), np.linalg.norm(_rows(reference))
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
     return float(noise / signal)

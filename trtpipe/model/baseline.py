@@ -14,7 +14,7 @@ from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, Answer, placed, plain_float32, sent
+from trtpipe.model.computing import CPU, Answer, apart, placed, plain_float32, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
@@ -117,7 +117,7 @@ def _recorded(
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.cpu().numpy().copy()
-                largest, worst = _largest(largest, plain), _largest(worst, output.double() - plain.double())
+                largest, worst = _largest(largest, plain), _largest(worst, apart(plain, output))
             parts.append(batching.rows(arrays, count))
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
         ids += batch.ids
@@ -259,7 +259,7 @@ def _mixed(
         wanted = outputs[name][:low]
         if name in batching.whole or rows.shape != wanted.shape or not wanted.size:
             continue
-        off = float(np.abs(rows.astype(np.float64) - wanted).max())
+        off = float(apart(torch.from_numpy(wanted), torch.from_numpy(rows)).abs().max())
         if off > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
             notes[name] = (
                 f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "

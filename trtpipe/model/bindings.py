@@ -129,8 +129,8 @@ def _assembled(parts: Sequence[tuple[Sequence[str], torch.Tensor]]) -> dict[str,
     return made
 
 
-#: Tensors that a message lists.
-_MOST_LISTED = 6
+#: Tensors that a message lists, which is to be pasted whole; and up to how many with a line each.
+_MOST_LISTED, _MOST_LINES = 200, 6
 
 
 def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection[str]) -> str:
@@ -145,8 +145,12 @@ def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection
     flat = in_order and found == [str(k) for k in range(len(returned))]  # type: ignore[arg-type]
     if taken := [n for n in found if n in inputs]:
         return message + f"{taken[0]} is an input's name too: name that input otherwise in the job."
-    lines = [f"\n      {named or (f'output_{n}' if flat else n)}: {{}}" for n in found[:_MOST_LISTED]]
-    return message + "Name each of them in the job:\n    outputs:" + "".join(lines)
+    listed = [f"{named or (f'output_{n}' if flat else n)}: {{}}" for n in found[:_MOST_LISTED]]
+    message += "Name each of them in the job:\n    outputs:"
+    if len(found) <= _MOST_LINES:
+        return message + "".join(f"\n      {line}" for line in listed)
+    more = f"  # and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
+    return f"{message} {{{', '.join(listed)}}}{more}"
 
 
 #: A size that torch.export does not know, where the model returns it beside its tensors.

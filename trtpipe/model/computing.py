@@ -119,12 +119,25 @@ def computing_device(
     return CPU
 
 
+def apart(wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """got - wanted of two tensors of one shape and any dtypes, float64: whole numbers are subtracted as such, of which
+    float64 would take different ones above 2^53 for the same."""
+    import torch
+
+    wide = got.double() - wanted.double()
+    if wanted.is_floating_point() or got.is_floating_point():
+        return wide
+    a, b = got.long(), wanted.long()
+    whole = a - b
+    return torch.where(((a ^ b) & (a ^ whole)) < 0, wide, whole.double())  # past int64 float64 is near enough
+
+
 def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
     """How far outputs are from the CPU's where that is beyond TOLERANCE; empty otherwise."""
     for wanted, got in zip(expected, outputs, strict=True):
         if wanted.shape != got.shape:
             return f"an output has the shape {list(got.shape)} there and {list(wanted.shape)} on the CPU"
-        off = (wanted.double() - got.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        off = apart(wanted, got).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         largest = max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
         if wanted.numel() and not float(off.max()) <= TOLERANCE * largest:
             return f"its outputs differ by up to {float(off.max()):.3g}, outputs up to {largest:.3g}"

@@ -200,6 +200,6 @@ def _begins(name: str, guard: str, between: str) -> int | None:
 def _only_where(asked: str) -> str:
     """The message where torch.export needs something of the sizes that not all of the declared ones have."""
     return (
-        "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
-        f"({asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, such as ceil_mode."
+        "capture: torch.export must be able to show that what the model needs of sizes holds for all that inputs declare "
+        f"(got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, like ceil_mode."
     )

@@ -12,7 +12,7 @@ import torch
 
 from trtpipe.batching import unranked
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.model.computing import CPU, placed, sent
+from trtpipe.model.computing import CPU, apart, placed, sent
 from trtpipe.model.sites import of_product
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
@@ -53,9 +53,8 @@ class _Ratio:
     noise: float = 0.0
 
     def add(self, reference: torch.Tensor, output: torch.Tensor) -> None:
-        wide = reference.double()
-        self.signal += float(wide.square().sum())
-        self.noise += float((output.double() - wide).square().sum())
+        self.signal += float(reference.double().square().sum())
+        self.noise += float(apart(reference, output).square().sum())
 
     @property
     def db(self) -> float:
