@@ -200,6 +200,7 @@ def _begins(name: str, guard: str, between: str) -> int | None:
 def _only_where(asked: str) -> str:
     """The message where torch.export needs something of the sizes that not all of the declared ones have."""
     return (
-        "capture: torch.export must be able to show that what the model needs of sizes holds for all that inputs declare "
-        f"(got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, like ceil_mode."
+        "capture: what the model needs of sizes must hold, and torch.export show that it does, for all that inputs "
+        f"declare (got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, like "
+        "ceil_mode."
     )
