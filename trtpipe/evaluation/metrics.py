@@ -36,7 +36,7 @@ def _less(output: Array, reference: Array) -> Array:
     """output - reference of two arrays [S, ...] as float64 [S, everything else]: above 2^53 float64 holds not every
     int64, and would take different ones for the same."""
     a, b = np.asarray(output), np.asarray(reference)
-    wide = _rows(a) - _rows(b)
+    wide: Array = _rows(a) - _rows(b)
     if not (a.dtype.kind == b.dtype.kind == "i"):
         return wide
     a, b = (x.astype(np.int64).reshape(len(x), -1) for x in (a, b))
