@@ -171,7 +171,7 @@ REFUSALS = [
      "build.target: must be TensorRT 8.6 or later (got 8.2.1). Run: pip install 'trtpipe[trt11]' (or [trt10]; on a "
      "Jetson: apt install python3-libnvinfer)"),
     (MACHINES[4], "dla",
-     "build.default_device_type: Jetson Orin Nano has no DLA. Leave everything on the GPU."),
+     "build.default_device_type: Jetson Orin Nano has no DLA (got dla). Leave it out."),
     (MACHINES[10], "implicit",
      "build.quantization: TensorRT 11.4.0.106 does not support calibrators and implicit quantization (got implicit). "
      "Use explicit: Q/DQ in the graph. TensorRT before 11 has it."),

@@ -11,7 +11,7 @@ import pytest
 import tensorrt as trt
 import tensorrt_libs as stub
 from stubbed import engine_of, flag, logger_address, texts
-from world import LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, build
+from world import LAYERS, LOG_SLOT, MODEL, ORIN, PLAN, VERSION, build
 
 from trtpipe import errors
 from trtpipe.job.sections import Precision
@@ -289,7 +289,8 @@ def test_a_timing_cache_is_kept_by_gpu_and_driver(world, tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == [file.name]
 
 
-def test_what_dla_cannot_run_is_named_by_module(world):
+def test_what_dla_cannot_run_is_named_by_module(world, monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: ORIN)
     layer = world.network.get_layer(0)
     stub.answer(lambda: world.config.get_device_type(layer), trt.DeviceType.DLA)
     stub.answer(lambda: world.config.can_run_on_DLA(layer), 0)
@@ -303,7 +304,8 @@ def test_what_dla_cannot_run_is_named_by_module(world):
     build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
 
 
-def test_dla_is_typed_weakly_where_it_must_be(world):
+def test_dla_is_typed_weakly_where_it_must_be(world, monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: ORIN)
     build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
     wanted = 0 if WEAK and STRONG else 1 << flag(
         "NetworkDefinitionCreationFlag", "STRONGLY_TYPED" if STRONG else "EXPLICIT_BATCH"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import tensorrt_libs as stub
 from stubbed import engine_of, flag
-from world import MODEL, VERSION, build
+from world import MODEL, ORIN, VERSION, build
 
 from trtpipe import errors
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Precision
 from trtpipe.progress import Silent
+from trtpipe.trt import driver
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.options import refusals
+from trtpipe.trt.placement import naming_a_dla
 from trtpipe.values import DimRange
 
 FP16 = Precision(fp16_mode=True)
@@ -40,7 +42,7 @@ OPTIONS = {
     "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
     "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
     "memory_pools": (
-        {"tactic_dram": 5, "dla_local_dram": 1 << 30}, {},
+        {"tactic_dram": 5, "dla_local_dram": 1 << 30}, DLA,
         _called("set_memory_pool_limit", _enum("MemoryPoolType", "DLA_LOCAL_DRAM"), 1 << 30),
     ),
     "optimization_level": (5, {}, _called("builder_optimization_level", 5)),
@@ -109,10 +111,12 @@ def test_every_option_has_its_row():
 
 
 @pytest.mark.parametrize("option", [n for n, row in OPTIONS.items() if not isinstance(row[2], str)])
-def test_an_option_is_honoured_or_refused(world, option, tmp_path):
+def test_an_option_is_honoured_or_refused(world, option, tmp_path, monkeypatch):
     value, others, shown = OPTIONS[option]
     others = {k: str(tmp_path) if v == "FOLDER" else v for k, v in others.items()}
     options = build(**{option: str(tmp_path) if value == "FOLDER" else value}, **others)
+    if naming_a_dla(options):
+        monkeypatch.setattr(driver, "probe", lambda: ORIN)
     refused = dict(refusals(options, FP16, "tensorrt", stub.VERSION))
     if option in REFUSED[VERSION[:2]] | {"compute_capability"}:
         message = refused[f"build.{option}"]

@@ -19,6 +19,8 @@ from trtpipe.values import DimRange, OnnxModel, TensorSpec
 VERSION = tuple(int(p) for p in stub.VERSION.split("."))
 PLAN = b"ftrt" + bytes(20) + bytes((*VERSION, 0)[:4]) + bytes(36)
 GPU = Driver("12.6", (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),))
+#: With a DLA.
+ORIN = Driver("12.6", (Gpu(0, "Orin", "8.7", 32 << 30),))
 BATCH = DimRange(1, 4, 8)
 MODEL = OnnxModel(
     b"\x3a\x07\x2a\x05\x10\x01\x42\x01w",  # a graph with the floating initializer w

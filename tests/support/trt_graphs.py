@@ -33,17 +33,20 @@ def conv_model(*, node: str = "layer3.1.conv2", op: str = "Relu", channels: int 
     )
 
 
-def cast_model(input_type: int, output_type: int, inputs: str, outputs: str) -> OnnxModel:
-    """A cast of x [2, 3] to y, of these ONNX types, declared with these dtypes."""
+def cast_model(
+    input_type: int, output_type: int, inputs: str, outputs: str, shape: tuple[int | str, ...] = (2, 3)
+) -> OnnxModel:
+    """A cast of x to y, of these ONNX types and this shape, declared with these dtypes."""
     from onnx import helper
 
+    dims = {"N": BATCH} if "N" in shape else {}
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=output_type, name="cast")],
         "graph",
-        [helper.make_tensor_value_info("x", input_type, [2, 3])],
-        [helper.make_tensor_value_info("y", output_type, [2, 3])],
+        [helper.make_tensor_value_info("x", input_type, shape)],
+        [helper.make_tensor_value_info("y", output_type, shape)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     return OnnxModel(
-        model.SerializeToString(), 18, (TensorSpec("x", inputs, (2, 3)),), (TensorSpec("y", outputs, (2, 3)),)
+        model.SerializeToString(), 18, (TensorSpec("x", inputs, shape, dims),), (TensorSpec("y", outputs, shape, dims),)
     )

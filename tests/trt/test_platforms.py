@@ -58,7 +58,7 @@ def test_bf16_from_ampere_and_fp8_from_ada_on():
 
 
 def test_int8_of_a_jetson_nano():
-    assert refusals(PLATFORMS["jetson_nano"], Precision(int8_mode=True, fp16_mode=True), dla=False) == (
+    assert refusals(PLATFORMS["jetson_nano"], Precision(int8_mode=True, fp16_mode=True)) == (
         ("precision.int8_mode", "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
          "platform with FP32, FP16). Use precision.fp16_mode."),
         ("build.platform", "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, "
@@ -68,18 +68,10 @@ def test_int8_of_a_jetson_nano():
 
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_what_ends_before_tensorrt_8_6_is_refused_whatever_it_is_asked(name):
-    found = [path for path, _ in refusals(PLATFORMS[name], Precision(), dla=False)]
+    found = [path for path, _ in refusals(PLATFORMS[name], Precision())]
     assert found == (
         ["build.platform"] if name in ("jetson_nano", "jetson_tx2", "jetson_xavier_nx", "jetson_agx_xavier") else []
     )
-
-
-def test_dla_where_there_is_none():
-    assert refusals(PLATFORMS["jetson_orin_nano"], Precision(fp16_mode=True), dla=True) == (
-        ("build.default_device_type", "build.default_device_type: Jetson Orin Nano has no DLA. Leave "
-         "everything on the GPU."),
-    )  # fmt: skip
-    assert refusals(PLATFORMS["jetson_agx_orin"], Precision(fp16_mode=True), dla=True) == ()
 
 
 def test_fp16_and_bf16():

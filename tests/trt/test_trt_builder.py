@@ -8,13 +8,15 @@ import signal
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
+from onnx import TensorProto
 from trt_graphs import BATCH, cast_model, conv_model
 
 from trtpipe import errors
-from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.build_options import FORMAT_DIMENSIONS, TENSOR_FORMATS, BuildOptions, TensorFormat
 from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import config, driver, flavour, implicit, network, plan, plugins
@@ -193,8 +195,34 @@ def test_names_and_shapes_of_bindings_are_checked(model):
 
 
 def test_what_tensorrt_objects_to_is_an_error(model):
-    with pytest.raises(errors.BuildError, match=r"cannot compile the graph \(.*unsupported by tensor's allowed"):
-        build_engine(model, Build(tensor_formats={"image": ("hwc8",)}), progress=Silent())
+    said = (
+        r"^build: TensorRT-RTX \S+ cannot compile the graph \(.*unsupported by tensor's allowed.*\)\. "
+        r"Try it without build\.tensor_formats \(image: hwc8\)\. Set build\.log_level to verbose"
+    )
+    with pytest.raises(errors.BuildError, match=said):
+        build_engine(model, Build(tensor_formats={"image": ("hwc8",), "map": ("linear",)}), progress=Silent())
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("dtype", "types"),
+    [("float32", (TensorProto.FLOAT, TensorProto.FLOAT16)), ("float16", (TensorProto.FLOAT16, TensorProto.FLOAT)),
+     ("uint8", (TensorProto.UINT8, TensorProto.FLOAT))],
+)  # fmt: skip
+def test_memory_formats_are_refused_where_tensorrt_rtx_builds_none(dtype, types, rank):
+    """Each, of every dtype that has some: what it does not build is refused before, and nothing else is. With fixed
+    sizes its compiler fails at some of them too."""
+    graph = cast_model(*types, dtype, "float16" if dtype == "float32" else "float32", ("N", 8, 4, 4)[:rank])
+    found = flavour.load("tensorrt_rtx")
+    for form in get_args(TensorFormat):
+        build = Build(tensor_formats={"x": (form,)})
+        legal = form in TENSOR_FORMATS[dtype] and FORMAT_DIMENSIONS.get(form, 3) <= rank
+        accepted = legal and not refusals(build, None, found.name, found.version)
+        try:
+            built = build_engine(graph, build, progress=Silent(), judged=False) is not None
+        except errors.BuildError as error:
+            built = f"Try it without build.tensor_formats (x: {form})." not in str(error)
+        assert built == accepted, form
 
 
 def test_tensorrt_that_is_not_installed(model, monkeypatch):

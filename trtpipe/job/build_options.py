@@ -24,6 +24,9 @@ TENSOR_FORMATS: Mapping[str, tuple[TensorFormat, ...]] = {
     "float16": tuple(f for f in get_args(TensorFormat) if f != "dhwc"),
     "uint8": ("linear", "hwc"),
 }
+#: The least dimensions of a tensor in a format, with the batch, where they are not 3: NvInferRuntimeBase.h, which
+#: TensorRT-RTX 1.7.1 keeps to.
+FORMAT_DIMENSIONS: Mapping[TensorFormat, int] = {"linear": 0, "dhwc": 4, "dhwc8": 4, "cdhw32": 4}
 DeviceType = Literal["gpu", "dla"]
 #: TensorRT's bindings take 64 bits of memory and 32 of everything else.
 Bytes = Annotated[int, Field(ge=1, le=2**63 - 1, description="bytes")]
@@ -89,7 +92,7 @@ class BuildOptions(BaseModel):
     )
     workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
     memory_pools: dict[MemoryPool, Bytes] = Field(
-        default_factory=dict, description="limits of the other memory pools, bytes"
+        default_factory=dict, description="limits of the other memory pools, bytes; dla_* for layers on a DLA"
     )
     optimization_level: int | None = Field(
         default=None, ge=0, le=5, description="how long TensorRT searches for tactics; its own default when absent"
@@ -101,7 +104,9 @@ class BuildOptions(BaseModel):
     max_num_tactics: Number | None = Field(default=None, description="tactics tried a layer")
     avg_timing_iterations: Number | None = Field(default=None, description="runs a tactic's time is averaged over")
     max_aux_streams: int | None = Field(default=None, ge=0, le=MOST_EXTENT, description="streams beside the main one")
-    tactic_sources: tuple[TacticSource, ...] | None = Field(default=None, description="exactly these are used")
+    tactic_sources: tuple[TacticSource, ...] | None = Field(
+        default=None, description="exactly these are used; cublas, cublas_lt and cudnn not with hardware_compatibility"
+    )
     timing_cache: str | None = Field(
         default=None, description="folder of timing caches, one for each TensorRT, GPU and driver"
     )
@@ -117,13 +122,16 @@ class BuildOptions(BaseModel):
         description="TensorRT's own messages shown while building; warnings are kept in the report in any case",
     )
     tf32: bool = Field(default=True, description="FP32 matmuls and convolutions may use TF32")
-    sparse_weights: bool = Field(default=False, description="use 2:4 sparse kernels where the weights allow")
+    sparse_weights: bool = Field(
+        default=False, description="use 2:4 sparse kernels where the weights allow, from compute capability 8.0 on"
+    )
     strict_nans: bool = Field(
         default=False, description="keep NaN and Inf as IEEE 754 has them, also under sparse_weights"
     )
     direct_io: bool = Field(default=False, description="no reformatting at the bindings: fail instead")
     tensor_formats: dict[str, tuple[TensorFormat, ...]] = Field(
-        default_factory=dict, description="memory formats allowed at a binding, by its name"
+        default_factory=dict,
+        description="memory formats allowed at a binding, by its name; chw16 and dla_* for layers on a DLA",
     )
     hardware_compatibility: HardwareCompatibility = Field(
         default="none", description="other GPUs that a TensorRT engine runs on too"

@@ -21,7 +21,7 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
-from trtpipe.job.build_options import TENSOR_FORMATS
+from trtpipe.job.build_options import FORMAT_DIMENSIONS, TENSOR_FORMATS
 from trtpipe.job.data_rules import (
     calibrated,
     calibrated_by_tensorrt,
@@ -231,10 +231,16 @@ def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str,
     dtypes = {n: i.dtype for n, i in inputs.items()} | {n: o.dtype for n, o in outputs.items()}
     for name, dtype in dtypes.items():
         legal = TENSOR_FORMATS.get(dtype, ("linear",))
+        rank = len(inputs[name].shape) if name in inputs else None  # what outputs have, the model alone says
+        fitting = tuple(f for f in legal if rank is None or FORMAT_DIMENSIONS.get(f, 3) <= rank)
         for wanted in build.tensor_formats.get(name, ()):
+            path: KeyPath = ("build", "tensor_formats", name)
             if wanted not in legal:
-                must, hint = f"be a format of {dtype}: {', '.join(legal)}", "Or give the binding another dtype."
-                yield Broken(("build", "tensor_formats", name), must, wanted, hint)
+                hint = "Or give the binding another dtype."
+                yield Broken(path, f"be a format of {dtype}: {', '.join(legal)}", wanted, hint)
+            elif wanted not in fitting:
+                must = f"be a format of {dtype} with {rank} dimensions: {', '.join(fitting)}"
+                yield Broken(path, must, wanted, "It needs more of them.")
 
 
 def _word(value: bool | str) -> str:

@@ -37,7 +37,7 @@ from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
-from trtpipe.trt.platforms import refused_here
+from trtpipe.trt.placement import refused_here
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
 

@@ -32,7 +32,8 @@ from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
 from trtpipe.trt.parser import too_new_an_opset
-from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, refused_here, rtx_support
+from trtpipe.trt.placement import refused_here
+from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, rtx_support
 from trtpipe.values import computed_in
 
 _REBUILD = "or build the bundle for this device"

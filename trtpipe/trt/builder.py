@@ -17,8 +17,8 @@ from trtpipe.trt import (
     implicit,
     lowering,
     network,
+    placement,
     plan,
-    platforms,
     plugins,
     refit,
     timing_cache,
@@ -26,7 +26,7 @@ from trtpipe.trt import (
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals, without_driver
+from trtpipe.trt.options import asked, needs_driver, refusals, shown, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -162,8 +162,10 @@ def _serialize(
         notes += tuple(calibrator.notes)
     watch.check()
     if plan_memory is None:
+        formats_of = {name: allowed for name, allowed in build.tensor_formats.items() if set(allowed) != {"linear"}}
+        without = f"Try it without build.tensor_formats ({shown(formats_of)}). " if formats_of else ""
         raise BuildError(
-            f"build: {tensorrt.title} cannot compile the graph ({watch.reason(since)}). "
+            f"build: {tensorrt.title} cannot compile the graph ({watch.reason(since)}). {without}"
             "Set build.log_level to verbose to see what it was doing."
         )
     used, unsaved = (b"", ()) if cache_file is None else timing_cache.save(config, cache_file)
@@ -180,7 +182,7 @@ def _unfit(
         return ()
     device = gpu.devices[0]
     found = device.name, device.compute_capability, driver.is_jetson()
-    return platforms.refused_here(*found, build, precision, version)
+    return placement.refused_here(*found, build, precision, version)
 
 
 def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:

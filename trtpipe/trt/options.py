@@ -13,8 +13,9 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
-from trtpipe.trt import flavour, formats, platforms
+from trtpipe.trt import flavour, formats, placement, platforms
 from trtpipe.trt.flavour import CAPABILITIES, expected, known, title, where
+from trtpipe.trt.placement import needing_dla
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 
@@ -43,17 +44,18 @@ def _hardware(value: str) -> tuple[str, ...]:
 
 
 def _pools(value: dict[str, int]) -> tuple[str, ...]:
-    dla = ("dla",) if any(p.startswith("dla_") for p in value) else ()
-    return (*dla, *(known(p) for p in ("tactic_dram", "tactic_shared_memory") if p in value))
+    of_gpu = (known(p) for p in ("tactic_dram", "tactic_shared_memory") if p in value)
+    return (*needing_dla("memory_pools")(value), *of_gpu)
+
+
+#: Tactics of other libraries, which an engine for several GPUs does without: "This option will disable cuDNN, cuBLAS,
+#: and cuBLASLt as tactic sources" (NvInferRuntime.h, HardwareCompatibilityLevel).
+EXTERNAL_TACTICS = frozenset({"cublas", "cublas_lt", "cudnn"})
 
 
 def _sources(value: tuple[str, ...]) -> tuple[str, ...]:
-    cublas = ("cublas_tactics",) if {"cublas", "cublas_lt", "cudnn"} & set(value) else ()
+    cublas = ("cublas_tactics",) if EXTERNAL_TACTICS & set(value) else ()
     return ("tactic_sources", *cublas)
-
-
-def _devices(value: dict[str, str]) -> tuple[str, ...]:
-    return ("dla",) if "dla" in value.values() else ()
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -82,7 +84,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("sparse_weights", _always("sparse_weights")),
     Option("strict_nans", _always("strict_nans")),
     Option("direct_io", _always("direct_io")),
-    Option("tensor_formats"),
+    Option("tensor_formats", needing_dla("tensor_formats"),
+           f"Only a DLA has {', '.join(placement.DLA_FORMATS)}: use another format."),
     Option("hardware_compatibility", _hardware,
            "Use none, or on TensorRT-RTX build.compute_capability."),
     Option("version_compatible"),
@@ -91,10 +94,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("strip_plan", _always("strip_plan")),
     Option("refit", lambda v: {"identical": ("refit_identical",), "individual": ("refit_individual",)}.get(v, ())),
     Option("weight_streaming", _always("weight_streaming")),
-    Option("default_device_type", _when("dla", "dla")),
-    Option("dla_core", _always("dla")),
-    Option("gpu_fallback", _always("dla")),
-    Option("device_types", _devices),
+    Option("default_device_type", needing_dla("default_device_type")),
+    Option("dla_core", needing_dla("dla_core")),
+    Option("gpu_fallback", needing_dla("gpu_fallback")),
+    Option("device_types", needing_dla("device_types")),
     Option("plugins", _always("plugins"),
            "Write the operation in others that it has."),
 )  # fmt: skip
@@ -144,14 +147,17 @@ def refusals(
         problems += _precision(build, precision, able, title(name, version))
         problems += formats.refusals(build, precision, name, able, title(name, version))
     judged = tuple((path, f"{path}: {message}") for path, message in problems)
+    if "dla" in able:
+        judged += tuple(placement.unplaced(build))
+    if name == "tensorrt":
+        judged += placement.refusals(build)
     if name == "tensorrt" and build.platform is not None and not platforms.PLATFORMS[build.platform].ends:
         platform = platforms.PLATFORMS[build.platform]
         judged += platforms.too_old_or_new(platform.title, platform.compute_capability, version)
-        judged += platforms.misplaced(platform.title, platform.compute_capability, platform.jetson, build)
     if precision is None or build.platform is None:
         return judged
     platform = platforms.PLATFORMS[build.platform]
-    return judged + platforms.refusals(platform, precision, dla=build.uses_dla, release=platforms.ALWAYS | able)
+    return judged + platforms.refusals(platform, precision, release=platforms.ALWAYS | able)
 
 
 def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
@@ -197,10 +203,8 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
         ("error_on_timing_cache_miss", "timing_cache"),
         ("calibration_cache", "quantization"),
         ("l2_limit_for_tiling", "tiling_optimization_level"),
-        ("dla_core", "default_device_type or device_types"),
-        ("gpu_fallback", "default_device_type or device_types"),
     ):
-        if path in wanted and not any(n in wanted for n in needed.split(" or ")):
+        if path in wanted and needed not in wanted:
             yield (
                 f"build.{path}",
                 f"build.{needed} must be set too (got none). Set it, or leave this out.",
@@ -222,6 +226,13 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
                     f"must be among {legal} (got {capability}: {rtx_support(capability).why}). Use build.target "
                     "tensorrt on the device.",
                 )
+    off = [s for s in wanted.get("tactic_sources") or () if s in EXTERNAL_TACTICS]
+    if off and "hardware_compatibility" in wanted:
+        yield (
+            "build.tactic_sources",
+            f"must not name what build.hardware_compatibility {wanted['hardware_compatibility']} turns off "
+            f"(got {', '.join(off)}). Leave them out, or use hardware_compatibility none.",
+        )
     if "weight_streaming" in wanted and wanted.get("quantization") == "implicit":
         yield (
             "build.weight_streaming",

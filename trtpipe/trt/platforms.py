@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.job.build_options import BuildOptions, PlatformName
+from trtpipe.job.build_options import PlatformName
 from trtpipe.trt.flavour import is_within, parse_version
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ SOURCES: Mapping[str, str] = {
     "notes 10.8": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/release-notes-10/10.8.0.html",
     "types RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/work-quantized-types.html",
     "CUDA GPUs": "https://developer.nvidia.com/cuda-gpus",
+    "2:4 sparsity": "https://developer.nvidia.com/blog/accelerating-inference-with-sparsity-using-ampere-and-tensorrt",
+    "I/O formats": "https://docs.nvidia.com/deeplearning/tensorrt/10.16.1/inference-library/io-formats-sparsity.html",
 }
 
 
@@ -216,23 +218,19 @@ def instead(key: str, can: Collection[str]) -> str:
 
 
 def refusals(
-    platform: Platform, precision: Precision, *, dla: bool, release: Collection[str] = PRECISIONS
+    platform: Platform, precision: Precision, release: Collection[str] = PRECISIONS
 ) -> tuple[tuple[str, str], ...]:
-    """(dotted option path, message) of what the job asks for and this platform cannot do.
+    """(dotted option path, message) of the precisions a job asks for and this platform cannot do, and of its end.
 
     Args:
         platform: a row of `PLATFORMS`.
         precision: the job's precision section.
-        dla: whether the job puts anything on a DLA.
         release: of `PRECISIONS`, those of the TensorRT that is to build.
     """
     problems = list(unable(platform.title, platform.compute_capability, precision, release))
     if platform.ends:
         message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
         problems.append(("build.platform", f"build.platform: {message}"))
-    if dla and not platform.dla:
-        message = f"{platform.title} has no DLA. Leave everything on the GPU."
-        problems.append(("build.default_device_type", f"build.default_device_type: {message}"))
     return tuple(problems)
 
 
@@ -289,51 +287,6 @@ def unable(
             )
             problems.append((f"precision.{key}", f"precision.{key}: {message}"))
     return tuple(problems)
-
-
-def misplaced(title: str, compute_capability: str, jetson: bool, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-    """The same for a GPU, or a system, on which no engine of TensorRT proper runs that is built with these options."""
-    problems = []
-    old = parse_version(compute_capability) < parse_version(OLDEST_PORTABLE)
-    if build.hardware_compatibility == "ampere_plus" and (jetson or old):
-        least = "on JetPack" if jetson else f"before compute capability {OLDEST_PORTABLE}"
-        message = f"{title} must have an engine of its own, as none of ampere_plus runs {least} (got ampere_plus)"
-        problems.append(("build.hardware_compatibility", f"{message}. Leave it out."))
-    if build.runtime_platform != "same_as_build" and jetson:
-        message = f"{title} must have an engine for its own system (got {build.runtime_platform}). Leave it out."
-        problems.append(("build.runtime_platform", message))
-    return tuple((path, f"{path}: {message}") for path, message in problems)
-
-
-def refused_here(
-    title: str,
-    compute_capability: str,
-    jetson: bool,
-    build: BuildOptions,
-    precision: Precision | None,
-    version: str | None,
-) -> tuple[tuple[str, str], ...]:
-    """All of that for the GPU that TensorRT proper builds on, which the engine has to be for.
-
-    Args:
-        title: of the GPU.
-        compute_capability: its own.
-        jetson: whether this is a JetPack system.
-        build: the job's build section.
-        precision: the job's precision section; None judges the rest alone.
-        version: of TensorRT; None where it is not installed.
-    """
-    if build.platform is not None:
-        platform = PLATFORMS[build.platform]
-        if not same_capability(platform.compute_capability, compute_capability):
-            message = (
-                f"build.platform: {platform.title}, of compute capability {platform.compute_capability}, must be where "
-                f"the engine is built (got {title}, {compute_capability}). Build it there."
-            )
-            return (("build.platform", message),)
-    old = too_old_or_new(title, compute_capability, version) if version else ()
-    narrow = unable(title, compute_capability, precision) if precision else ()
-    return (*old, *narrow, *misplaced(title, compute_capability, jetson, build))
 
 
 def machine_name(raw: str) -> str:

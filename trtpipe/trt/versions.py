@@ -11,8 +11,10 @@ from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
 from trtpipe.trt.parser import newest_opset
+from trtpipe.trt.placement import AMPERE_FORMATS, DLA_FORMATS
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
+    OLDEST_PORTABLE,
     PLATFORMS,
     PRECISIONS,
     RTX_COMPUTE_CAPABILITIES,
@@ -48,6 +50,7 @@ _VALUES = {
     "sparse_weights": True,
     "strict_nans": True,
     "direct_io": True,
+    "tensor_formats": {"image": ("dla_linear",)},
     "hardware_compatibility": "ampere_plus",
     "runtime_platform": "windows_amd64",
     "strip_plan": True,
@@ -106,11 +109,20 @@ def document(measured: JsonObject) -> str:
             ("`build.platform`", "device", "compute capability", "precisions", "DLA", "TensorRT", "RTX engines", ""),
             _platforms(),
         ),
+        "DLA: where there is none, all that is for a DLA alone is refused: `dla` as `default_device_type` or in "
+        "`device_types`, `dla_core`, `gpu_fallback`, the `dla_*` pools of `memory_pools`, and "
+        f"{_code(DLA_FORMATS)} in `tensor_formats`. Where there is one, all but the first two need one of them. "
+        f"Before compute capability {OLDEST_PORTABLE}, `sparse_weights` and {_code(AMPERE_FORMATS)} in "
+        "`tensor_formats` are refused.",
         "TensorRT: the releases of TensorRT proper that build for it. RTX engines: whether TensorRT-RTX runs its "
         "engines there; `not known` where it does not name the compute capability and nobody has tried.",
         "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _code(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -153,7 +165,7 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {v}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {_shown(v)}" for k, v in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
