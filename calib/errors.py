@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Mapping, Sequence
+
+#: By errno, what a system has no more of, and what gives more of it, a sentence without its full stop.
+EXHAUSTED: Mapping[int, tuple[str, str]] = {
+    errno.EMFILE: ("too many open files", "Raise the limit (`ulimit -n 4096`)"),
+    errno.ENFILE: ("too many open files on this machine", "End other programs"),
+    errno.EAGAIN: ("no more processes or threads can be started", "Raise `ulimit -u`"),
+}
 
 
 class CalibError(ValueError):

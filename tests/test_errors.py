@@ -30,8 +30,11 @@ def test_a_line_says_what_an_error_is(said: BaseException | str, line: str) -> N
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (errno.ENOMEM, "out of memory. Use fewer workers or a smaller batch_size."),
-        (errno.EAGAIN, "no more processes or threads can be started. Raise `ulimit -u`, or use fewer workers."),
+        (
+            errno.ENOMEM,
+            "out of memory. Use a machine with more memory; in a job, a smaller batch_size or fewer workers.",
+        ),
+        (errno.EAGAIN, "no more processes or threads can be started. Raise `ulimit -u`."),
     ],
 )
 def test_what_the_system_has_no_more_of_is_a_users_error(code: int, message: str) -> None:

@@ -53,15 +53,13 @@ def test_a_refusal_is_its_path_the_reason_and_a_next_step() -> None:
     assert refused(errno.ENOSPC) == ("out/a: no space left on the disk. Free some space, or choose another place.")
     assert refused(errno.EROFS) == "out/a: the file system is read-only. Choose another place, or mount it writable."
     assert refused(errno.ENAMETOOLONG) == "out/a: the name is too long for the file system. Choose a shorter one."
-    assert refused(errno.EMFILE, None) == (
-        "too many open files. Raise the limit (`ulimit -n 4096`), or use fewer workers."
-    )
+    assert refused(errno.EMFILE, None) == ("too many open files. Raise the limit (`ulimit -n 4096`).")
     assert refused(errno.ENODEV) == "out/a: no such device. Check the path."
     assert str(user_error(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))) == (
         "no such file or folder (No usable temporary directory found in ['/tmp']). Check the path."
     )
     assert str(user_error(MemoryError())) == (
-        "out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory."
+        "out of memory. Use a machine with more memory; in a job, a smaller batch_size or fewer workers."
     )
 
 
@@ -277,12 +275,12 @@ def test_a_package_that_cannot_be_imported(
     ("code", "said"),
     [
         (errno.EDQUOT, "/a: the disk quota is used up. Free some space, or choose another place."),
-        (errno.ENFILE, "/a: too many open files on this machine. End other programs, or use fewer workers."),
+        (errno.ENFILE, "/a: too many open files on this machine. End other programs."),
         (errno.EIO, "/a: input/output error of the disk. Look at the system's log (`dmesg`), or choose another place."),
         (errno.EBUSY, "/a: is in use by another program. End that program, or choose another place."),
         (errno.ETXTBSY, "/a: is in use by another program. End that program, or choose another place."),
         (errno.ESTALE, "/a: the network file system has lost it. Mount it again."),
-        (errno.EAGAIN, "/a: no more processes or threads can be started. Raise `ulimit -u`, or use fewer workers."),
+        (errno.EAGAIN, "/a: no more processes or threads can be started. Raise `ulimit -u`."),
     ],
 )
 def test_what_seldom_happens_is_said_in_words_too(code: int, said: str) -> None:

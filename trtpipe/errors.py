@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NewType
 
-from calib.errors import CalibCancelled, CalibError
+from calib.errors import EXHAUSTED, CalibCancelled, CalibError
 from trtpipe.import_errors import fault_behind, package_fault
 
 #: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has some too, as this
@@ -61,6 +61,7 @@ def first_line(said: BaseException | str) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
+_LESS_MEMORY = "Use a machine with more memory; in a job, a smaller batch_size or fewer workers."
 #: By errno: the reason in words, and the next step. Others get the system's own text.
 _REFUSED: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("no space left on the disk", "Free some space, or choose another place."),
@@ -76,15 +77,13 @@ _REFUSED: dict[int, tuple[str, str]] = {
     errno.ENOTEMPTY: ("the folder is not empty", "Remove it, or choose another name."),
     errno.ENAMETOOLONG: ("the name is too long for the file system", "Choose a shorter one."),
     errno.ELOOP: ("symbolic links lead in a circle", "Repair the links."),
-    errno.EMFILE: ("too many open files", "Raise the limit (`ulimit -n 4096`), or use fewer workers."),
-    errno.ENFILE: ("too many open files on this machine", "End other programs, or use fewer workers."),
     errno.EBADF: ("is closed", "Open it, or send what is written there to /dev/null."),
     errno.EIO: ("input/output error of the disk", "Look at the system's log (`dmesg`), or choose another place."),
     errno.EBUSY: ("is in use by another program", "End that program, or choose another place."),
     errno.ETXTBSY: ("is in use by another program", "End that program, or choose another place."),
     errno.ESTALE: ("the network file system has lost it", "Mount it again."),
-    errno.ENOMEM: ("out of memory", "Use fewer workers or a smaller batch_size."),
-    errno.EAGAIN: ("no more processes or threads can be started", "Raise `ulimit -u`, or use fewer workers."),
+    errno.ENOMEM: ("out of memory", _LESS_MEMORY),
+    **{code: (reason, f"{step}.") for code, (reason, step) in EXHAUSTED.items()},
 }
 
 
@@ -106,7 +105,7 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     if isinstance(error, CalibError):
         return InputError(str(error))
     if isinstance(error, MemoryError):
-        return MissingError("out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory.")
+        return MissingError(f"out of memory. {_LESS_MEMORY}")
     if isinstance(error, OSError) and error.errno is not None:
         return _refused(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # pathlib's, before Python 3.13

@@ -339,6 +339,19 @@ def test_no_bundle_at_all(tmp_path: Path) -> None:
         read_bundle(tmp_path / "gone")
 
 
+def test_a_bundle_that_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match=r"/loop: symbolic links lead in a circle\. Repair the links\.$"):
+        read_bundle(tmp_path / "loop")
+
+    def full(path: Path, *_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(InputError, match=r"/b: too many open files\. Raise the limit \(`ulimit -n 4096`\)\.$"):
+        read_bundle(tmp_path / "b")
+
+
 def test_a_bundle_may_be_reached_by_a_link(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "v1")
     (tmp_path / "current").symlink_to("v1")

@@ -118,7 +118,11 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
     ("raised", "code", "error"),
     [
         (ModuleNotFoundError("No module named 'x'", name="x"), 3, "x: not installed. Install it in this environment."),
-        (MemoryError(), 3, "out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory."),
+        (
+            MemoryError(),
+            3,
+            "out of memory. Use a machine with more memory; in a job, a smaller batch_size or fewer workers.",
+        ),
         (ZeroDivisionError("division"), 70, "this is a bug in trtpipe, please report it:"),
         (SystemExit(0), 70, "this is a bug in trtpipe, please report it:"),  # of a library, say
     ],

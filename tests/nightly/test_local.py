@@ -1,11 +1,16 @@
+import errno
 import io
+import multiprocessing
 import sys
 from types import SimpleNamespace
 
+import pytest
+
+from calib.errors import CalibError
 from trtpipe.cli.console import Jobs
 from trtpipe.job.job import Job
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
-from trtpipe.nightly.pool import Slot
+from trtpipe.nightly.pool import Pool, Slot
 from trtpipe.nightly.task import BuildTask
 from trtpipe.trt.driver import Driver, Gpu
 
@@ -123,3 +128,22 @@ def test_quiet_shows_nothing(capsys):
         jobs.state("a", "built")
         jobs.note("x")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("Event", errno.ENOSPC, "workers: 2 worker processes cannot be started (no space left in /dev/shm). Free some "
+         "there, enlarge it (docker run --shm-size=1g), or use fewer workers: 0 starts none."),
+        ("Pipe", errno.EMFILE, "workers: 1 worker process cannot be started (too many open files). Raise the limit "
+         "(`ulimit -n 4096`), or use fewer workers: 0 starts none."),
+    ],
+)  # fmt: skip
+def test_what_its_workers_lack_is_said(what, code, said, monkeypatch):
+    def refused(*_):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(type(multiprocessing.get_context("spawn")), what, refused)
+    with pytest.raises(CalibError) as raised, Pool([CPU, CPU1]) as pool:
+        pool.start(CPU, task("a"))
+    assert str(raised.value) == said

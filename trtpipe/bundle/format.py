@@ -31,7 +31,7 @@ from trtpipe.bundle.manifest import (
     from_json,
     to_json,
 )
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, user_error
 from trtpipe.outputs import is_plain, naming, require_replaceable_folder
 from trtpipe.trt.plan import read_header
 from trtpipe.values import GOLDEN, MANIFEST
@@ -277,10 +277,12 @@ def _opened(path: Path) -> Iterator[int]:
     """A descriptor of the directory `path`, so that all files read through it are of one bundle."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{path}: must be a bundle's directory (got: {error.strerror}). Give the path of a bundle."
         ) from None
+    except OSError as error:
+        raise user_error(error) or error from None
     try:
         yield descriptor
     finally:

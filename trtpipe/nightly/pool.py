@@ -20,6 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calib.loading import starting
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
@@ -94,7 +95,8 @@ class Pool:
     """Worker processes, one for each slot; each is started when it gets its first job."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._cancel = multiprocessing.get_context("spawn").Event()
+        with starting(len(slots)):
+            self._cancel = multiprocessing.get_context("spawn").Event()
         self._workers = [_Worker(slot, self._cancel) for slot in slots]
 
     def __enter__(self) -> Pool:
@@ -160,9 +162,10 @@ class _Worker:
             pipe.send(task_to_plain(task))
 
     def begin(self, *, model: bool) -> connection.Connection:
-        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
-        arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log, dict(os.environ))
-        self._process = begin(f"trtpipe-{self.slot.name}", _serve, *arguments, model=model)
+        with starting(1):
+            self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+            arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log, dict(os.environ))
+            self._process = begin(f"trtpipe-{self.slot.name}", _serve, *arguments, model=model)
         theirs.close()
         return self.pipe
 

@@ -14,6 +14,7 @@ __all__ = [
     "monitor",
     "options",
     "parser",
+    "placement",
     "plan",
     "platforms",
     "refit",
