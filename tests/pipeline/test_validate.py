@@ -375,6 +375,38 @@ def test_what_a_build_would_end_at_without_a_gpu_is_said_before(folder, monkeypa
         assert any(p.missing for p in validate(path, overrides))
 
 
+@pytest.mark.parametrize(
+    ("capability", "named", "said"),
+    [
+        ("8.6", [], False), ("8.6", ["8.6", "12.0"], False), ("8.6", ["8.9"], True), ("9.0", [], True),
+        ("9.0", ["8.6"], True), ("7.5", [], True), ("12.0", ["12.0"], False),
+    ],
+)  # fmt: skip
+def test_an_engine_that_must_run_here_and_cannot_is_refused_before(folder, monkeypatch, capability, named, said):
+    """It was built, for as long as that takes, and its check then failed."""
+    from trtpipe.trt import driver, flavour
+
+    here = driver.Driver("13.0", (driver.Gpu(0, "a GPU", capability, 24 << 30),))
+    both = {"tensorrt_rtx": ("tensorrt-rtx", "1.7.1.116")}
+    monkeypatch.setattr(driver, "probe", lambda: here)
+    monkeypatch.setattr(flavour, "installed", lambda: both)
+    monkeypatch.setattr("trtpipe.pipeline.validate.installed", lambda: both)
+    monkeypatch.setattr("trtpipe.runtime.doctor.no_memory", lambda: "")
+    path, listed = write(folder), f"build.compute_capability={named}"
+
+    def found(*overrides, **options):
+        return [m for m in messages(path, overrides=(listed, *overrides), **options) if "cannot be engine" in m]
+
+    assert found() == found("check.require=engine", here=False) == []
+    told = found("check.require=engine")
+    assert len(told) == said
+    for line in told:
+        assert line.startswith(
+            "check.require: cannot be engine on this machine, whose GPU does not run the engine that the job asks for ("
+        )
+        assert line.endswith("). Leave it out, and have the graph checked.")
+
+
 def test_int8_on_the_gpu_here(folder, monkeypatch):
     from trtpipe.trt import driver
 

@@ -32,6 +32,7 @@ from trtpipe.packages import version as package_version
 from trtpipe.pipeline.required import folding, required
 from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
+from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import outdated_driver, this_device
 from trtpipe.runtime.doctor import lacking_memory
 from trtpipe.trt import driver
@@ -270,6 +271,12 @@ def _compiler(job: Job) -> _Problems:
         yield "build.target", damaged
 
 
+_ELSEWHERE = (
+    "cannot be engine on this machine, whose GPU does not run the engine that the job asks for ({}). Leave it out, and "
+    "have the graph checked."
+)
+
+
 def _gpu_absent(job: Job) -> _Problems:
     """What asks for a GPU in order to be built, where there is none, or one that what is installed cannot use."""
     target, route = job.build.target, job.build.route
@@ -280,6 +287,8 @@ def _gpu_absent(job: Job) -> _Problems:
             yield "build.target", f"{why}. Update the driver, or install what trtpipe doctor names."
         elif why := lacking_memory(job.build, this_device()):
             yield "build.target", why
+        elif job.check.require == "engine" and (problems := elsewhere(job.build, this_device())):
+            yield "check.require", _ELSEWHERE.format("; ".join(problems).rstrip("."))
         return
     if job.check.require == "engine":
         yield "check.require", driver.absent(gpu, "leave out check.require: engine, and have the graph checked")

@@ -21,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle, read_bundle
-from trtpipe.bundle.manifest import EngineInfo, Manifest
+from trtpipe.bundle.manifest import ENGINE, EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
+from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
@@ -70,6 +71,21 @@ def placement_problems(engine: EngineInfo, device: Device, precisions: Collectio
         precisions: those that the engine's operations compute in.
     """
     return (*_platform(engine, device), *_driver(engine.target, device), *_hardware(engine, device, precisions))
+
+
+def elsewhere(build: Build, device: Device) -> tuple[str, ...]:
+    """The same of the engine that a job asks for and this machine, with a GPU and the target's TensorRT, would build;
+    empty where a GPU or that TensorRT is not here."""
+    target, here = build.target, device.compute_capability
+    release = device.versions.get(target)
+    if target == "onnxruntime" or here is None or release is None:
+        return ()
+    named = build.compute_capability if target == "tensorrt_rtx" else (here,)
+    foreign = "win32" if build.runtime_platform == "windows_amd64" else None
+    asked = EngineInfo(
+        file=ENGINE, target=target, version=release, compute_capabilities=named, os=foreign, machine=None
+    )
+    return placement_problems(asked, device)
 
 
 def failure(manifest: Manifest) -> str:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtpipe.bundle.manifest import ENGINE, EngineInfo
 from trtpipe.errors import MissingError
 from trtpipe.import_errors import IMPORT_S, import_failures
 from trtpipe.job.sections import Build
@@ -38,7 +37,7 @@ from trtpipe.packages import (
 )
 from trtpipe.routes import options as route_options
 from trtpipe.routes.options import FRONTENDS, REQUIREMENTS, unfit_release
-from trtpipe.runtime.compatibility import placement_problems
+from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
@@ -270,16 +269,9 @@ def no_memory(limit_s: float = IMPORT_S) -> str:
 def lacking_memory(build: Build, device: Device) -> str:
     """As `no_memory`, where the engine that `build` asks for is one that `device`, this machine, can execute; else
     empty. Where something gives memory, that is tried once."""
-    target, here = build.target, device.compute_capability
-    release = device.versions.get(target)
-    if target == "onnxruntime" or here is None or release is None:
-        return ""
-    named = build.compute_capability if target == "tensorrt_rtx" else (here,)
-    foreign = "win32" if build.runtime_platform == "windows_amd64" else None
-    engine = EngineInfo(
-        file=ENGINE, target=target, version=release, compute_capabilities=named, os=foreign, machine=None
-    )
-    if placement_problems(engine, device):
+    target = build.target
+    able = device.compute_capability is not None and target in device.versions
+    if target == "onnxruntime" or not able or elsewhere(build, device):
         return ""
     try:
         _require_memory(os.environ.get(driver.VISIBLE))
