@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -416,6 +417,26 @@ def test_a_metric_by_which_nothing_is_right_is_a_warning_of_the_verdict() -> Non
     assert run(Echo(), data=replace(checked, judgement=never)).warnings == never.says_nothing() != ()
 
 
+@pytest.mark.parametrize(("bound", "better"), [("min", "higher"), ("max", "lower")])
+def test_want_of_samples_is_not_the_models_own_miss(
+    bound: str, better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`confident` fails a figure within its limit: the baseline meets that too."""
+    sign = 1 if better == "higher" else -1
+    shares = np.linspace(0.1, 0.9, len(X))
+    (tmp_path / "own_shares.py").write_text(
+        "import numpy as np\ndef own(outputs, labels, ids):\n    return np.linspace(0.1, 0.9, len(ids))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    limits = Limits.model_validate({"confident": True, "metrics": {"own": {bound: float(shares.mean() - sign * 1e-3)}}})
+
+    judges = (judge("own", OwnMetric.model_validate({"function": "own_shares:own", "better": better}), labelled=True),)
+    report = run(Echo(), limits=limits, data=replace(data(), judgement=Judgement(judges, None, IDS, {"y": X})))
+    assert [p for p in report.problems if "own_engine" in p and "too few" in p]
+    assert not [p for p in report.problems if "the baseline itself" in p]
+    assert not is_about_numbers(report, limits)
+
+
 def test_a_limit_that_the_model_itself_misses_is_no_matter_of_precision() -> None:
     judges = (judge("best", OwnMetric(function="top5", args={"k": 1}), labelled=True),)
     limits = Limits.model_validate({"metrics": {"best": {"min": 0.9}}})
@@ -428,6 +449,6 @@ def test_a_limit_that_the_model_itself_misses_is_no_matter_of_precision() -> Non
         "best_engine: the baseline itself is 0, so no precision meets the limit. Limit what is lost (drop_max), or see "
         "check.labels"
     ]
-    assert not is_about_numbers(both)
+    assert not is_about_numbers(both, limits)
     assert not [p for p in lost.problems if p.startswith("best")]
-    assert is_about_numbers(lost)
+    assert is_about_numbers(lost, limits)

@@ -130,6 +130,19 @@ def test_of_images_to_calibrate_with_the_baseline_takes_the_names_of_classes(fol
     assert after.changes(before.parts) == reasons
 
 
+@pytest.mark.parametrize(("name", "stages"), [("val", {"baseline"}), ("calib", {"calibration", "graph", "engine"})])
+def test_arrays_of_another_name_hold_other_samples(folder, name, stages):
+    """By its own name, which has the file's, each is drawn and has its place."""
+    before, keys = look(folder)
+    (folder / f"{name}.npz").rename(folder / "renamed.npz")
+    path = nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors")
+    path.write_text(path.read_text().replace(f"{name}.npz", "renamed.npz"))
+    job = load_job(path)
+    found = Survey(Digests(), MACHINE).ingredients(job)
+    assert changed(keys, stage_keys(job, found)) == stages
+    assert any(reason.endswith("data changed") for reason in found.changes(before.parts))
+
+
 def test_the_packages_of_a_module_are_sources_too(folder):
     """They run before it; else its first build would have to show that they are read."""
     for path, text in (("own/__init__.py", ""), ("own/deep/__init__.py", "SLOPE = 1"), ("own/deep/act.py", "")):

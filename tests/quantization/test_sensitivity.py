@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.job.sections import Limits
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
@@ -333,10 +334,12 @@ def test_blame_is_for_numbers_only():
     def report(metrics=(), problems=()):
         return CheckReport("graph", "r", 1, metrics, Control("d", "h", True, 1), False, problems)
 
-    assert is_about_numbers(report((Metric("cosine", "y", 0.1, 0.9, False),)))
-    assert is_about_numbers(report(problems=("output y holds NaN or infinity in what was executed",)))
-    assert not is_about_numbers(report(problems=("check.require is engine, and no GPU executed it here",)))
-    assert not is_about_numbers(report((Metric("cosine", "y", 0.99, 0.9, True),)))
+    limits = Limits(cosine_min=0.9)
+    assert is_about_numbers(report((Metric("cosine", "y", 0.1, 0.9, False),)), limits)
+    assert is_about_numbers(report(problems=("output y holds NaN or infinity in what was executed",)), limits)
+    assert not is_about_numbers(report(problems=("check.require is engine, and no GPU executed it here",)), limits)
+    assert not is_about_numbers(report((Metric("cosine", "y", 0.99, 0.9, True),)), limits)
+    assert not is_about_numbers(report((Metric("cosine", "y", 0.99, 0.9, False, (0.8, 1.0)),)), limits)
 
 
 def test_copying_leaves_the_captured_graph_alone(captured, amax, x):

@@ -150,7 +150,7 @@ def check_engine(
     problems += [
         f"{name}: the baseline itself is {before.value:g}, so no precision meets the limit. Limit what is lost "
         "(drop_max), or see check.labels"
-        for name, before in missed_by_both(measured).items()
+        for name, before in missed_by_both(measured, limits).items()
     ]
     asked = doubtful(unsure, data.samples, limits, labelled)
     problems += [f"{line}. check.limits.confident asks for that" for line in asked]

@@ -95,16 +95,15 @@ def misses(metric: Metric, limits: Limits) -> bool:
     return bound is not None and not bound.met_by(metric.value)
 
 
-def missed_by_both(measured: Iterable[Metric]) -> dict[str, Metric]:
+def missed_by_both(measured: Iterable[Metric], limits: Limits) -> dict[str, Metric]:
     """Figures that miss their limit as the baseline's own does, by name, with the baseline's: no precision meets it."""
     figures = tuple(measured)
     baselines = {(m.output, m.name.removesuffix(BASELINE)): m for m in figures if m.name.endswith(BASELINE)}
     found = {}
     for m in figures:
         before = baselines.get((m.output, m.name.removesuffix(ENGINE))) if m.name.endswith(ENGINE) else None
-        if m.passed is not False or before is None or m.limit is None:
-            continue
-        if (m.value < m.limit and before.value < m.limit) or (m.value > m.limit and before.value > m.limit):
+        bound = _bound(m, limits)
+        if before is not None and bound is not None and not (bound.met_by(m.value) or bound.met_by(before.value)):
             found[m.name] = before
     return found
 

@@ -122,7 +122,7 @@ def retuned(
 ) -> tuple[Job, CalibrationTable | None, str] | None:
     """After a failed check, the job that `tune` finds (the closest when none meets the limits), its table, and a line
     that says so; None where the job asks for no search, or the failure is none that one could mend."""
-    if not (job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune"):
+    if not (job.places_qdq and is_about_numbers(report, job.check.limits) and job.check.on_fail == "tune"):
         return None
     result = tune_from(job, prepared, table, out, stages)
     table = None if table is None else recalibrated(result.job, prepared, table, stages)

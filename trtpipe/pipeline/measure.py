@@ -14,7 +14,6 @@ import numpy as np
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Bench, BenchData
-from trtpipe.evaluation.limits import misses
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
@@ -78,9 +77,7 @@ def explained(
 
 def _failed(job: Job, report: CheckReport) -> bool:
     """Whether modules can be to blame: not where all that is missing is samples enough to be sure."""
-    limits = job.check.limits
-    unsure = any(m.passed is False for m in report.metrics) and not any(misses(m, limits) for m in report.metrics)
-    return not report.passed and is_about_numbers(report) and not unsure
+    return not report.passed and is_about_numbers(report, job.check.limits)
 
 
 def timed(

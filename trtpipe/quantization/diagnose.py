@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
-from trtpipe.evaluation.limits import missed_by_both
+from trtpipe.evaluation.limits import missed_by_both, misses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from calib.data import Source
     from trtpipe.job.job import Job
+    from trtpipe.job.sections import Limits
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
@@ -104,11 +105,11 @@ def first_samples(
                 return
 
 
-def is_about_numbers(report: CheckReport) -> bool:
-    """Whether the check failed because of the outputs, and not because there was no engine or no control, or because
-    the model itself is beyond a limit."""
-    alike = missed_by_both(report.metrics)
-    failed = any(m.passed is False and m.name not in alike for m in report.metrics)
+def is_about_numbers(report: CheckReport, limits: Limits) -> bool:
+    """Whether the check failed because of the outputs, and not because there was no engine or no control, because the
+    model itself is beyond a limit, or for want of samples."""
+    alike = missed_by_both(report.metrics, limits)
+    failed = any(misses(m, limits) and m.name not in alike for m in report.metrics)
     return failed or any("NaN" in p for p in report.problems)
 
 

@@ -166,7 +166,9 @@ class Survey:
             if key == "build.plugins":
                 parts |= {f"plugin {os.path.basename(path)}": self._content(key, path) for path in value}
             elif key in CONTENTS:
-                parts[CONTENTS[key]] = self._content(key, value)
+                content = self._content(key, value)
+                # Of arrays each sample has the file's name, by which it is drawn and has its place.
+                parts[CONTENTS[key]] = f"{os.path.basename(value)} {content}" if key.endswith(".arrays") else content
                 parts[f"path {key}"] = os.path.relpath(value, folder)
                 for path in data_files(Path(value)) if key == "model.onnx" else ():
                     parts[f"onnx data {path.name}"] = self._content(key, str(path))
