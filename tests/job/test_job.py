@@ -233,14 +233,14 @@ BROKEN = [
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
      ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
     ([("build:\n", "build:\n  tensor_formats: {image: [hwc, hwc8], logits: [linear]}\n")],
-     ["job.yaml:18: build.tensor_formats.image: must be a format of float32: linear, chw32, hwc, dhwc (got hwc8). Or give "
+     ["job.yaml:18: build.tensor_formats.image: must be a format that float32 may have here: linear, chw32, hwc, dhwc (got hwc8). Or give "
       "the binding another dtype."]),
     ([("shape: [N, 1, 32, 32]", "shape: [N, 32, 32]"),
       ("build:\n", "build:\n  tensor_formats: {image: [chw32, dhwc, hwc8], logits: [dhwc]}\n")],
      ["job.yaml:7: inputs.image.shape: must be [N, 1, height, width] for calibration.images (got [N, 32, 32]).",
       "job.yaml:18: build.tensor_formats.image: must be a format of float32 with 3 dimensions: linear, chw32, hwc (got "
       "dhwc). It needs more of them.",
-      "job.yaml:18: build.tensor_formats.image: must be a format of float32: linear, chw32, hwc, dhwc (got hwc8). Or give "
+      "job.yaml:18: build.tensor_formats.image: must be a format that float32 may have here: linear, chw32, hwc, dhwc (got hwc8). Or give "
       "the binding another dtype."]),
     ([("build:\n", "build:\n  plugins: [w.safetensors, libs/libtwice.so, 7]\n")],
      ["job.yaml:18: build.plugins[1]: must be a file that exists (got 'libs/libtwice.so': nothing there). It is "

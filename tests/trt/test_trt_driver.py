@@ -125,9 +125,16 @@ def test_no_gpu(library):
     assert probe() == Driver("12.6", problem="the NVIDIA driver sees no GPU")
 
 
-def test_an_error_counting(library):
-    library(Cuda([], cuDeviceGetCount=3))
-    assert probe().problem == "the NVIDIA driver lists no GPU: CUDA_ERROR_NO_DEVICE"
+@pytest.mark.parametrize(
+    "call",
+    ["cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
+     "cuDeviceTotalMem_v2"],
+)  # fmt: skip
+def test_a_call_that_fails_is_named(library, call):
+    """A GPU of compute capability 0.0, without memory or name, was described instead, and the bundle blamed."""
+    library(Cuda([("RTX 4090", 8, 9, 24 << 30)], **{call: 3}))
+    problem = f"the NVIDIA driver does not tell of its GPUs: {call} gives CUDA_ERROR_NO_DEVICE"
+    assert probe() == Driver("" if call == "cuDriverGetVersion" else "12.6", problem=problem)
 
 
 def test_require(monkeypatch):

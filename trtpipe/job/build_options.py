@@ -18,7 +18,7 @@ TensorFormat = Literal[
     "dla_hwc4",
 ]  # fmt: skip
 #: Formats of a binding by its dtype; any other dtype is linear alone. TensorRT's documentation, "I/O Formats", and what
-#: the builder of TensorRT-RTX 1.7.1 takes.
+#: the builder of TensorRT-RTX 1.7.1 takes. INT8 has others where the graph around it allows: those are not taken.
 TENSOR_FORMATS: Mapping[str, tuple[TensorFormat, ...]] = {
     "float32": ("linear", "chw32", "hwc", "dhwc"),
     "float16": tuple(f for f in get_args(TensorFormat) if f != "dhwc"),

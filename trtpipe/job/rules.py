@@ -237,7 +237,7 @@ def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str,
             path: KeyPath = ("build", "tensor_formats", name)
             if wanted not in legal:
                 hint = "Or give the binding another dtype."
-                yield Broken(path, f"be a format of {dtype}: {', '.join(legal)}", wanted, hint)
+                yield Broken(path, f"be a format that {dtype} may have here: {', '.join(legal)}", wanted, hint)
             elif wanted not in fitting:
                 must = f"be a format of {dtype} with {rank} dimensions: {', '.join(fitting)}"
                 yield Broken(path, must, wanted, "It needs more of them.")

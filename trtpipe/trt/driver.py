@@ -78,13 +78,14 @@ def probe() -> Driver:
         if status == _NO_DEVICE and (names := os.environ.get(VISIBLE)) is not None:
             return Driver(problem=f"{VISIBLE}={names} leaves no GPU")
         return Driver(problem=f"the NVIDIA driver does not start: {error_name(cuda, status)}")
-    number = ctypes.c_int()
-    cuda.cuDriverGetVersion(ctypes.byref(number))
-    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    count = ctypes.c_int()
-    if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return Driver(version, problem=f"the NVIDIA driver lists no GPU: {error_name(cuda, status)}")
-    devices = tuple(_gpu(cuda, i) for i in range(count.value))
+    number, count, version = ctypes.c_int(), ctypes.c_int(), ""
+    try:
+        _called(cuda, "cuDriverGetVersion", ctypes.byref(number))
+        version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        _called(cuda, "cuDeviceGetCount", ctypes.byref(count))
+        devices = tuple(_gpu(cuda, i) for i in range(count.value))
+    except _RefusedError as error:
+        return Driver(version, problem=f"the NVIDIA driver does not tell of its GPUs: {error}")
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
 
 
@@ -142,6 +143,15 @@ def absent(gpu: Driver, instead: str = "") -> str:
     return f"there is no usable NVIDIA GPU here ({gpu.problem}). {step}{instead and f', or {instead}'}."
 
 
+class _RefusedError(Exception):
+    """A call of the driver failed."""
+
+
+def _called(cuda: ctypes.CDLL, name: str, *arguments: object) -> None:
+    if status := getattr(cuda, name)(*arguments):
+        raise _RefusedError(f"{name} gives {error_name(cuda, status)}")
+
+
 def error_name(cuda: ctypes.CDLL, status: int) -> str:
     """The driver's own name for a CUresult."""
     text = ctypes.c_char_p()
@@ -152,9 +162,9 @@ def error_name(cuda: ctypes.CDLL, status: int) -> str:
 def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
-    cuda.cuDeviceGet(ctypes.byref(handle), index)
-    cuda.cuDeviceGetName(name, len(name), handle)
-    cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, handle)
-    cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, handle)
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
+    _called(cuda, "cuDeviceGet", ctypes.byref(handle), index)
+    _called(cuda, "cuDeviceGetName", name, len(name), handle)
+    _called(cuda, "cuDeviceGetAttribute", ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, handle)
+    _called(cuda, "cuDeviceGetAttribute", ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, handle)
+    _called(cuda, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
     return Gpu(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)
