@@ -78,8 +78,6 @@ REFUSED = [
      ["precision.keep: must be empty with build.quantization implicit (got a, b). Use explicit, or keep nothing."]),
     ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
      ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),
-    ({"quantization": "implicit", "route": "torch_tensorrt"}, INT8, TEN,
-     ["build.quantization: must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx."]),
     ({}, Precision(bf16_mode=True), OLD,
      ["precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode."]),
     ({"exclude_lean_runtime": True}, FP16, TEN,

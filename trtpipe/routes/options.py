@@ -20,8 +20,6 @@ from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown
 from trtpipe.values import Route
 
-__all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
-
 
 def without_gpu(route: str, problem: str) -> str:
     """What a machine without an NVIDIA GPU is told of a route that compiles on one."""

@@ -275,11 +275,6 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             "build.quantization",
             "precision.int8_mode must be on for implicit (got off). Turn it on, or use explicit.",
         )
-    if implicit and build.route == "torch_tensorrt":
-        yield (
-            "build.quantization",
-            "must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx.",
-        )
     if implicit and precision.bf16_mode:
         yield "build.quantization", "implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."
     if implicit and (precision.keep.fp32 or precision.keep.fp16):
