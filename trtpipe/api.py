@@ -72,6 +72,7 @@ def build(
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
+        OSError: the disk refuses; it names the file or folder.
     """
     signs = signer(Path(sign)) if isinstance(sign, str | Path) else sign
     with _ONE_AT_A_TIME, watching(progress) as reporter:
@@ -89,7 +90,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
 
     Raises:
         InputError: the job has no calibration.
-        TrtpipeError: as `build`.
+        TrtpipeError, OSError: as `build`.
     """
     planned = _job(job, "calibrate")
     with _ONE_AT_A_TIME, watching(progress) as reporter:
