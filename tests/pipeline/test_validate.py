@@ -14,6 +14,8 @@ from trtpipe import packages
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing, on_path
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.required import required
 from trtpipe.pipeline.validate import judge, validate
 
 
@@ -28,6 +30,12 @@ def messages(path, **options):
 
 def test_a_good_job_has_no_problem(folder):
     assert messages(write(folder)) == []
+
+
+def test_torchvision_is_asked_for_by_a_key_that_the_job_has(folder):
+    assert required(load_job(write(folder)))["torchvision"] == "check.images"
+    np.save(folder / "x.npy", np.zeros((4, 1, 32, 32), np.float32))
+    assert required(load_job(write(folder, ("images: val", "arrays: x.npy"))))["torchvision"] == "calibration.images"
 
 
 def test_a_module_beside_the_job_file_is_found_and_not_executed(folder):

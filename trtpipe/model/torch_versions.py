@@ -10,7 +10,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from trtpipe.packages import pip_install
+from trtpipe.packages import BUILDING, CAPTURE, pip_install
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,12 @@ def unsupported(version: str) -> str | None:
 def needs_torchao(version: str) -> bool:
     """Whether quantization with this release of PyTorch takes PT2E from torchao."""
     return release(version) >= PT2E_IN_TORCHAO
+
+
+def building_modules(version: str | None) -> tuple[str, ...]:
+    """What every build imports, with this release of PyTorch; with None, which is none, all that it may need."""
+    modules = (*CAPTURE, *BUILDING)
+    return modules if version is None or needs_torchao(version) else tuple(m for m in modules if m != "torchao")
 
 
 def misfit(version: str, torchao: str) -> str | None:

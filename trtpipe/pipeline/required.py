@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from trtpipe.job.job import Job
-from trtpipe.model.torch_versions import needs_torchao
-from trtpipe.packages import BUILDING, CAPTURE, IMAGES, version
+from trtpipe.model.torch_versions import building_modules
+from trtpipe.packages import IMAGES, version
 
 
 def required(job: Job) -> dict[str, str]:
     """The key of the job that asks for each module, by the module's name: what its target and route compile with is
     not among them."""
-    needed = {name: "model" for name in (*CAPTURE, *BUILDING) if name != "torchao"}
-    if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
+    needed = dict.fromkeys(building_modules(version("torch")), "model")
+    if "torchao" in needed:
+        needed["torchao"] = folding(job)
+    if job.check.images is not None:
         needed |= dict.fromkeys(IMAGES, "check.images")
+    elif job.calibration is not None and job.calibration.images is not None:
+        needed |= dict.fromkeys(IMAGES, "calibration.images")
     if any(metric.function == "coco_map" for metric in job.check.metrics.values()):
         needed["pycocotools"] = "check.metrics"
-    torch = version("torch")
-    if torch is None or needs_torchao(torch):
-        needed["torchao"] = folding(job)
     return needed
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from trtpipe.errors import MissingError
 from trtpipe.import_errors import IMPORT_S, import_failures
 from trtpipe.job.sections import Build
-from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
+from trtpipe.model.torch_versions import building_modules, misfit, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
     BUILDING,
@@ -171,9 +171,8 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 
 def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
-    modules = [n for n in (*CAPTURE, *BUILDING) if n != "torchao" or torch is None or needs_torchao(torch)]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
-    return _by_packages("capture, calibrate and export a model", f"torch {torch}", modules, wrong)
+    return _by_packages("capture, calibrate and export a model", f"torch {torch}", building_modules(torch), wrong)
 
 
 def _by_packages(what: str, fact: str, modules: Sequence[str], wrong: str | None = None) -> Ability:
@@ -197,7 +196,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
-        reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; 1.7.1 can"
+        reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; {flavour.oldest('tensorrt_rtx')} can"
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
@@ -227,7 +226,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
         return (Ability(both, False, absence("tensorrt"), install),)
     distribution, release = tensorrts["tensorrt"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {release} is older than 8.6", install),)
+        return (Ability(both, False, f"TensorRT {release} is older than {flavour.oldest('tensorrt')}", install),)
     if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
         return (Ability(both, False, reason, install),)

@@ -202,15 +202,20 @@ def installed() -> Installed:
     return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
+def oldest(name: FlavourName) -> str:
+    """The oldest release that trtpipe builds for, like "8.6"."""
+    return ".".join(map(str, OLDEST[name]))
+
+
 def unsupported(name: str, version: str) -> str | None:
     """Why a version cannot be that of a release of this TensorRT which trtpipe builds for, as "must ... (got ...)"."""
     if name not in OLDEST:
         return None
-    oldest = ".".join(map(str, OLDEST["tensorrt_rtx" if name == "tensorrt_rtx" else "tensorrt"]))
-    if parse_version(version) < parse_version(oldest):
-        return f"must be {title(name, oldest)} or later (got {version})"
+    first = oldest("tensorrt_rtx" if name == "tensorrt_rtx" else "tensorrt")
+    if parse_version(version) < parse_version(first):
+        return f"must be {title(name, first)} or later (got {version})"
     if name == "tensorrt_rtx" and parse_version(version) >= OLDEST["tensorrt"]:
-        return f"must be a release of TensorRT-RTX, like {oldest} (got {version}, which is TensorRT's)"
+        return f"must be a release of TensorRT-RTX, like {first} (got {version}, which is TensorRT's)"
     return None
 
 
@@ -258,9 +263,8 @@ def load(target: str) -> Flavour:
         raise MissingError(f"build.target: {not_installed(name) if absent else broken(name, error)}") from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:
-        oldest = ".".join(map(str, OLDEST[name]))
         raise InputError(
-            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). "
+            f"build.target: {title(name, oldest(name))} is the oldest supported (got {version}). "
             f"Install it: {install_command(name)}."
         )
     return Flavour(name, module, version, look(module, name, version))
