@@ -101,6 +101,17 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     assert [f.read_bytes() for f in tmp_path.iterdir()] == [b"a"]
 
 
+def test_one_that_cannot_be_read_any_more_costs_no_engine(tmp_path):
+    path, config = tmp_path / "a.timing", Config()
+    timing_cache.attach(config, path)
+    config.cache.letters |= set("a")
+    path.mkdir()
+    data, notes = timing_cache.save(config, path)
+    assert data == b"a"
+    assert notes == (f"timing cache {path}: could not be read (Is a directory); the next build begins anew",)
+    assert path.is_dir()
+
+
 def test_a_cache_that_cannot_be_written_is_said_before_the_build(tmp_path):
     """TensorRT may build for an hour."""
     with pytest.raises(OSError) as raised:  # noqa: PT011

@@ -41,7 +41,12 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
         OSError: when it could not be written afterwards.
     """
     notes: tuple[str, ...] = ()
-    cache = config.create_timing_cache(_read(path))
+    try:
+        cache = config.create_timing_cache(_read(path))
+    except OSError as error:
+        raise InputError(
+            f"build.timing_cache: {path} must be readable (got {error.strerror}). Give a folder for the caches."
+        ) from error
     require_writable_file(path)
     if cache is None or not config.set_timing_cache(cache, False):
         which = "of the bundle" if path.name == GIVEN else path.name
@@ -55,10 +60,15 @@ def save(config: IBuilderConfig, path: Path) -> tuple[bytes, tuple[str, ...]]:
     """Write the config's timing cache, with what another build has written to `path` since, whole or not at all.
 
     Returns:
-        What was written; and a note where it could not be: the engine that was just built counts for more.
+        The cache's bytes; and a note where they could not be written, or where what is there could not be read and
+        was left: the engine that was just built counts for more.
     """
     cache = config.get_timing_cache()
-    if present := _read(path):
+    try:
+        present = _read(path)
+    except OSError as error:
+        return bytes(cache.serialize()), (_lost(path, "read", error),)
+    if present:
         other = config.create_timing_cache(present)
         if other is not None:
             cache.combine(other, False)
@@ -66,7 +76,7 @@ def save(config: IBuilderConfig, path: Path) -> tuple[bytes, tuple[str, ...]]:
     try:
         write_whole(path, data)
     except OSError as error:
-        return data, (f"{NOTE}{path}: could not be written ({error.strerror or error}); the next build begins anew",)
+        return data, (_lost(path, "written", error),)
     return data, ()
 
 
@@ -75,7 +85,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise InputError(
-            f"build.timing_cache: {path} must be readable (got {error.strerror}). Give a folder for the caches."
-        ) from error
+
+
+def _lost(path: Path, done: str, error: OSError) -> str:
+    return f"{NOTE}{path}: could not be {done} ({error.strerror or error}); the next build begins anew"
