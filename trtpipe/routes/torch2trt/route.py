@@ -30,6 +30,7 @@ from trtpipe.routes import options
 from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
 from trtpipe.routes.torch_tensorrt.route import checked_header, graph_of, require_gpu
 from trtpipe.trt import driver, flavour
+from trtpipe.trt.options import asked
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         inputs=loaded.inputs,
         outputs=quantized.outputs,
         graph=graph,
-        options=job.build.model_dump(mode="json", include=set(options.asked(job.build)) - {"calibration_cache"}),
+        options=job.build.model_dump(mode="json", include=set(asked(job.build)) - {"calibration_cache"}),
         notes=tuple(notes),
     )
 

@@ -29,6 +29,7 @@ from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
+from trtpipe.trt.options import asked
 from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec, computed_in
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         inputs=quantized.inputs,
         outputs=quantized.outputs,
         graph=graph,
-        options=build.model_dump(mode="json", include=set(options.asked(build))),
+        options=build.model_dump(mode="json", include=set(asked(build))),
         notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *warnings),
         fallback=fallback,
     )
@@ -217,7 +218,7 @@ def settings(frontend: ModuleType, tensorrt: flavour.Flavour, build: Build, scra
     Raises:
         InputError: this version of Torch-TensorRT does not have an argument that the job needs.
     """
-    requested = options.asked(build)
+    requested = asked(build)
     made: JsonObject = {"require_full_compilation": True, "disable_tf32": not build.tf32}
     for field, keyword in options.KEYWORDS.items():
         if field in requested:
