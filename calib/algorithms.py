@@ -28,10 +28,14 @@ BASES = {
 AUTO_BASE = "entropy_2"
 
 #: TensorRT's and the slides' figures: bins of the linear histogram, and magnitudes an INT8 value can have.
-ENTROPY_BINS = 2048
+ENTROPY_BINS, LEVELS = 2048, 128
+#: The magnitude that amax stands for.
+INT8_MAX = LEVELS - 1
+#: The integers of INT8; and the levels that weights are given, whose amax is their exact maximum. A model that was
+#: quantized elsewhere may have others.
+INT8_RANGE, WEIGHT_RANGE = (-LEVELS, INT8_MAX), (-INT8_MAX, INT8_MAX)
 #: Per cent of the values that algorithm percentile keeps where none is named.
 PERCENTILE = 99.99
-LEVELS = 128
 #: Thresholds tried at once: times some thousand buckets they stay in a core's cache.
 AT_ONCE = 8
 #: Of the error that `auto` minimizes.
@@ -209,9 +213,9 @@ def _errors(values: Reals, counts: Reals, amax: Reals, power: float) -> Reals:
     """Sum of counts |x - quantized x|^power for each of `amax`: float64 [K]."""
     result = np.empty(amax.size)
     for start in range(0, amax.size, AT_ONCE):
-        scale = amax[start : start + AT_ONCE, None] / (LEVELS - 1)
+        scale = amax[start : start + AT_ONCE, None] / INT8_MAX
         error = values / scale
-        np.minimum(np.rint(error, out=error), LEVELS - 1, out=error)
+        np.minimum(np.rint(error, out=error), INT8_MAX, out=error)
         error *= scale
         np.abs(np.subtract(values, error, out=error), out=error)
         error **= power

@@ -1,10 +1,8 @@
-"""The histogram everything else is computed from: |x| bucketed by the top 16 bits below the sign of its float32
-pattern.
+"""The histogram everything else is computed from: |x| by the top 16 bits below the sign of its float32 pattern.
 
-A bucket is an exponent and 8 mantissa bits, so it is 2^-8 of a power of two wide (0.2 to 0.4 % of its value). No
-range is
-needed in advance and nothing is ever rescaled: adding two histograms is exact, whatever was in either, in whatever
-    order.
+A bucket is an exponent and 8 mantissa bits, so it is 2^-8 of a power of two wide (0.2 to 0.4 % of its value). No range
+is needed in advance and nothing is ever rescaled: adding two histograms is exact, whatever was in either, in whatever
+order.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from calib.algorithms import PERCENTILE, Algorithm
+from calib.algorithms import INT8_MAX, PERCENTILE, Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_thresholds
 from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
@@ -122,7 +122,7 @@ class CalibrationTable:
             raise CalibError(
                 f"table: must hold {key!r} (got {len(self.amax)} other tensors). Calibrate this model again."
             )
-        return float(np.float32(self.amax[key]) / np.float32(127))
+        return float(np.float32(self.amax[key]) / np.float32(INT8_MAX))
 
     def changed(self, digests: Mapping[str, str], algorithm: str, percentile: float = PERCENTILE) -> tuple[str, ...]:
         """What differs between this table and a job: names of digests, "algorithm", "percentile". Empty when it

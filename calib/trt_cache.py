@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from calib.algorithms import INT8_MAX
 from calib.errors import CalibError
 
 #: TensorRT's name of each algorithm. The first and third are seen in caches; the other two are named alike.
@@ -46,7 +47,7 @@ class TrtCache:
     @property
     def amax(self) -> dict[str, float]:
         """float32 scale * 127 by tensor name."""
-        return {name: float(np.float32(scale) * np.float32(127)) for name, scale in self.scales.items()}
+        return {name: float(np.float32(scale) * np.float32(INT8_MAX)) for name, scale in self.scales.items()}
 
 
 def read_cache(text: str | bytes, where: str = "TensorRT cache") -> TrtCache:

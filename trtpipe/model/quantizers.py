@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from calib.algorithms import INT8_MAX, INT8_RANGE, WEIGHT_RANGE
 from trtpipe.errors import InputError
 from trtpipe.model.marks import ANY_SCALE, Mark
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant
@@ -23,8 +24,6 @@ from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
 _FAKE = ("aten::fake_quantize_per_tensor_affine", "aten::fake_quantize_per_channel_affine")
-#: Least and largest integers of symmetric INT8; some leave out the least.
-_RANGES = ((-128, 127), (-127, 127))
 _STEP = (
     "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or set "
     "calibration.recalibrate: true, which starts from its FP32 form."
@@ -155,9 +154,9 @@ def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn
     axis = getattr(module, "axis", None)
     if isinstance(axis, Sequence):
         axis = axis[0] if len(axis) == 1 else None
-    scale = module.amax.detach().float() / 127
+    scale = module.amax.detach().float() / INT8_MAX
     axis = None if scale.numel() == 1 and axis is None else 0 if axis is None else int(axis)
-    return Marked(_mark(_affine_of(scale, 0, axis, -128, 127), where), factor)
+    return Marked(_mark(_affine_of(scale, 0, axis, *INT8_RANGE), where), factor)
 
 
 def _mark(affine: _Affine, where: str) -> Mark:
@@ -166,8 +165,9 @@ def _mark(affine: _Affine, where: str) -> Mark:
     Raises:
         InputError: TensorRT cannot express them.
     """
-    if (affine.low, affine.high) not in _RANGES:
-        raise InputError(f"{where} must quantize to -128 to 127 (got {affine.low} to {affine.high}). {_STEP}")
+    if (affine.low, affine.high) not in (INT8_RANGE, WEIGHT_RANGE):  # some leave out the least
+        low, high = INT8_RANGE
+        raise InputError(f"{where} must quantize to {low} to {high} (got {affine.low} to {affine.high}). {_STEP}")
     if any(affine.zeros):
         raise InputError(f"{where} must have the zero point 0 (got {next(z for z in affine.zeros if z):g}). {_STEP}")
     if wrong := [s for s in affine.scales if not (math.isfinite(s) and s >= 0)]:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calib.algorithms import INT8_MAX
 from calib.audit import DEAD_AMAX
 from trtpipe.errors import InputError
+from trtpipe.trt.formats import E2M1_MAX, E4M3_MAX, NVFP4_BLOCK
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -41,10 +43,10 @@ class NumberFormat:
     blocks: tuple[int, ...] = ()
 
 
-INT8 = NumberFormat("int8", "INT8", 8, 127.0)
-FP8 = NumberFormat("fp8", "FP8", 8, 448.0)
+INT8 = NumberFormat("int8", "INT8", 8, float(INT8_MAX))
+FP8 = NumberFormat("fp8", "FP8", 8, E4M3_MAX)
 INT4 = NumberFormat("int4", "INT4", 4, 7.0, (128, 64))
-NVFP4 = NumberFormat("nvfp4", "NVFP4", 4, 6.0, (16,))
+NVFP4 = NumberFormat("nvfp4", "NVFP4", 4, E2M1_MAX, (NVFP4_BLOCK,))
 FORMATS: Mapping[str, NumberFormat] = {f.name: f for f in (INT8, FP8, INT4, NVFP4)}
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from calib.algorithms import INT8_RANGE
 from calib.observers import HistogramObserver
 from trtpipe.model.pt2e import UniformQuantizationObserverBase
 from trtpipe.quantization.formats import INT8, rounded_up, scales_of
-
-#: The integers of INT8; and the levels that weights are given here, whose amax is their exact maximum. A model that was
-#: quantized elsewhere may have others.
-INT8_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-#: Symmetric INT8 as TensorRT rounds and saturates it: half to even, to [-128, 127].
-LOW, HIGH = -128, 127
+from calib.algorithms import INT8_RANGE
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
@@ -27,7 +26,8 @@ for _schema in _SCHEMAS:
 
 
 def _quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.clamp(torch.round(x.to(torch.float32) * (1.0 / scale)), LOW, HIGH).to(torch.int8)
+    """INT8 as TensorRT rounds and saturates it: half to even, to [-128, 127]."""
+    return torch.clamp(torch.round(x.to(torch.float32) * (1.0 / scale)), *INT8_RANGE).to(torch.int8)
 
 
 def _dequantize(q: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:

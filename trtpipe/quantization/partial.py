@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from calib.algorithms import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import INT8, scales_of
 from trtpipe.quantization.macs import macs
-from trtpipe.quantization.observers import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Int8Weight, Site
 

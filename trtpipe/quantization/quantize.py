@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from calib.algorithms import INT8_RANGE
 from trtpipe.errors import InputError
 from trtpipe.model.export import export
 from trtpipe.model.nodes import add_constant, bias_of, constant_value, copied, is_constant, module_path, set_constant
@@ -24,7 +25,7 @@ from trtpipe.model.sites import kept_sites, of_product, shared_scales
 from trtpipe.quantization.formats import FORMATS, INT8, check_complete, least_scales, scales_of
 from trtpipe.quantization.given import not_fused, raised
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
-from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
+from trtpipe.quantization.observers import ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs, idle_modes
 from trtpipe.quantization.precision import (
     Keep,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from calib.algorithms import WEIGHT_RANGE
 from trtpipe.quantization.formats import INT8, scales_of
-from trtpipe.quantization.observers import WEIGHT_RANGE
 
 #: Added to the diagonal of the inputs' second moments, relative to its mean.
 DAMPING = 0.01

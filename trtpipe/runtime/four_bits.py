@@ -14,13 +14,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calib.types import Array
-from trtpipe.trt.formats import DYNAMIC_QUANTIZE
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE, E2M1_MAX, E4M3_MAX, NVFP4_BLOCK
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-#: How many numbers share a scale, the largest E2M1 and the largest E4M3.
-BLOCK, LARGEST, LARGEST_SCALE = 16, 6.0, 448.0
 #: Axes of the last dimension.
 _LAST = np.array([-1], np.int64)
 
@@ -87,7 +85,9 @@ class _Nodes:
     def blocks(self, x: str) -> str:
         """`x` [..., K] as [..., K / 16, 16]."""
         shape = self.add("Shape", x, start=0, end=-1)
-        return self.add("Reshape", x, self.add("Concat", shape, self.constant(np.array([-1, BLOCK], np.int64)), axis=0))
+        return self.add(
+            "Reshape", x, self.add("Concat", shape, self.constant(np.array([-1, NVFP4_BLOCK], np.int64)), axis=0)
+        )
 
     def _name(self, op: str) -> str:
         self._made += 1
@@ -99,8 +99,8 @@ def _quantize(made: _Nodes, node: NodeProto) -> None:
     x, scale = made.cast(node.input[0], TensorProto.FLOAT), node.input[1]
     blocks, last = made.blocks(x), made.constant(_LAST)
     amax = made.add("ReduceMax", made.add("Abs", blocks), last, keepdims=0)
-    ratio = made.add("Div", made.add("Div", amax, made.number(LARGEST)), scale)
-    scales = made.cast(made.add("Min", ratio, made.number(LARGEST_SCALE)), TensorProto.FLOAT8E4M3FN, to=node.output[1])
+    ratio = made.add("Div", made.add("Div", amax, made.number(E2M1_MAX)), scale)
+    scales = made.cast(made.add("Min", ratio, made.number(E4M3_MAX)), TensorProto.FLOAT8E4M3FN, to=node.output[1])
     wide = made.add("Unsqueeze", made.add("Mul", made.cast(scales, TensorProto.FLOAT), scale), last)
     zero = made.add("Equal", wide, made.number(0.0))
     value = made.add("Div", blocks, made.add("Where", zero, made.number(1.0), wide))
@@ -108,7 +108,7 @@ def _quantize(made: _Nodes, node: NodeProto) -> None:
     large = made.add("Where", made.add("Less", size, made.number(4.0)), made.number(1.0), made.number(2.0))
     step = made.add("Where", made.add("Less", size, made.number(2.0)), made.number(0.5), large)
     near = made.add("Mul", made.add("Round", made.add("Div", value, step)), step)
-    near = made.add("Clip", near, made.number(-LARGEST), made.number(LARGEST))
+    near = made.add("Clip", near, made.number(-E2M1_MAX), made.number(E2M1_MAX))
     made.add("Reshape", near, made.add("Shape", x), to=node.output[0])
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: ATen operators without BF16: TensorRT-RTX 1.7.1's ONNX parser takes none for HardSwish, Mish and GRU, and its builder
 #: infers no type of a transposed convolution in it.
 NO_BF16 = ("hardswish", "mish", "gru", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+#: The largest number of E4M3 (FP8, and the scales of NVFP4), that of E2M1 (NVFP4), and how many of these share a scale.
+E4M3_MAX, E2M1_MAX, NVFP4_BLOCK = 448.0, 6.0, 16
 #: TensorRT's own ONNX operator that quantizes activations to NVFP4, in the domain "trt".
 DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calib.algorithms import INT8_MAX
 from calib.types import Array
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections.domains import Domain, groups_of
@@ -74,7 +75,7 @@ class ChannelValues:
     def amax(self) -> torch.Tensor:
         """The threshold of least squared error of each channel alone, float64 [C]."""
         middle, upper = self._bounds()
-        step, x = upper[:, None] / 127, middle[None]
+        step, x = upper[:, None] / INT8_MAX, middle[None]
         inside = torch.where(x < step / 2, x * x, step * step / 12)
         error = torch.where(x > upper[:, None], (x - upper[:, None]) ** 2, inside)
         best = (self.counts.double() @ error.T).argmin(1)
@@ -190,8 +191,8 @@ class _Reader:
         def rows(v: torch.Tensor) -> torch.Tensor:
             return v.view(self.groups, -1).repeat_interleave(per, 0)
 
-        step = (self.amax * s).max() / 127
-        weight_step = (self.most / rows(s)).amax(1, keepdim=True) / 127
+        step = (self.amax * s).max() / INT8_MAX
+        weight_step = (self.most / rows(s)).amax(1, keepdim=True) / INT8_MAX
         of_input = (self.squares / rows(s) ** 2).sum() * step**2 / 12
         of_weight = (weight_step**2 / 12 * rows(self.power * s * s) * self.kernel).sum()
         return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(1e-30))
