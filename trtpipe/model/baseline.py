@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calib.errors import some_of
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, Answer, apart, placed, plain_float32, sent
+from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
@@ -269,8 +270,7 @@ def _mixed(
 
 
 def _named(ids: tuple[str, ...]) -> str:
-    more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
-    return f"sample{'s' * (len(ids) > 1)} {', '.join(ids[:3])}{more}"
+    return f"sample{'s' * (len(ids) > 1)} {some_of(ids, 3)}"
 
 
 #: An output without a batch axis, unless it is a constant, sees the copies that fill up the last one.
@@ -333,20 +333,20 @@ def script(
             raise InputError(f"{message}Set model.baseline to {other}.") from error
 
 
-def compiled(loaded: LoadedModel, kind: RecordedBy, torchscript: str | None) -> tuple[Answer, ...]:
-    """What answers in the model's place, if it is TorchScript that was not recorded by running the model on the device:
-    it makes new tensors where its code says, and not where the model is placed.
+def compiled(loaded: LoadedModel, kind: RecordedBy, torchscript: str | None) -> tuple[Computation, ...]:
+    """What runs in the model's place, if it is TorchScript that was not recorded by running the model on the device: it
+    makes new tensors where its code says, and not where the model is placed.
 
     Arguments as `record_baseline` has them.
     """
     if torchscript is None and (kind != "script" or loaded.kind in ("program", "onnx")):
         return ()
 
-    def answer(args: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Tensor, ...]:
+    def run(args: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Tensor, ...]:
         module, name = script(loaded, kind, torchscript, device)
         return _run(loaded, module, name, args)
 
-    return (answer,)
+    return (run,)
 
 
 def _whole(loaded: LoadedModel) -> int:

@@ -74,14 +74,14 @@ def old_driver() -> str:
 
 
 #: The outputs that something gives for these inputs, which are on this device, where the model is `placed`.
-Answer = Callable[["tuple[torch.Tensor, ...]", str], "Sequence[torch.Tensor]"]
+Computation = Callable[["tuple[torch.Tensor, ...]", str], "Sequence[torch.Tensor]"]
 
 
 def computing_device(
     loaded: LoadedModel,
     arrays: Mapping[str, Array],
     note: Callable[[str], None],
-    others: Sequence[Answer] = (),
+    others: Sequence[Computation] = (),
 ) -> str:
     """The device that computes this model: the wanted one if it gives what the CPU gives on one batch, else the CPU.
 
@@ -104,7 +104,7 @@ def computing_device(
         expected = loaded.module(*(a.clone() for a in args))
         try:
             with placed(loaded.module, device):
-                found = [answer(sent(args, device), device) for answer in (lambda x, _: loaded.module(*x), *others)]
+                found = [run(sent(args, device), device) for run in (lambda x, _: loaded.module(*x), *others)]
                 outputs = [[o.cpu() for o in one] for one in found]
             why = next(filter(None, (_difference(expected, one) for one in outputs)), "")
         except Exception as error:  # noqa: BLE001 - the model's own code, which nobody has tried on a GPU
@@ -113,7 +113,7 @@ def computing_device(
         return device
     if os.environ.get(VARIABLE):
         raise InputError(
-            f"--device: the model must compute on {device} what it computes on the CPU ({why}). Give --device cpu."
+            f"--device or {VARIABLE}: the model must compute on {device} what it computes on the CPU ({why}). Give cpu."
         )
     note(f"the model is computed on the CPU and not on {device}: {why}")
     return CPU
@@ -180,7 +180,7 @@ def placed(module: torch.nn.Module, device: str) -> Iterator[None]:
                 raise
             first = first_line(full)
             raise MissingError(
-                f"{device}: out of memory ({first}). Set a smaller batch_size, or give --device cpu."
+                f"{device}: out of memory ({first}). Set a smaller batch_size, or give --device or {VARIABLE} cpu."
             ) from error
 
 
