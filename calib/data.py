@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calib.arrays import open_arrays
-from calib.errors import CalibError
+from calib.errors import CalibError, some_of
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
@@ -123,10 +123,9 @@ class Source:
                 )
             by = f", by {given_by}" if given_by else ""
             raise CalibError(
-                f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
-                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes"
-                f"{by}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the "
-                "classes in check.labels."
+                f"labels: every class folder must be a class of the model (got {some_of(unknown)}, which is none). "
+                f"The model's classes{by}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. "
+                "Rename the folders, or name the classes in check.labels."
             )
         places = [list(names).index(c) for c in have]
         labels = tuple(places[k] for k in self._origin.labels)

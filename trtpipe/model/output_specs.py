@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.errors import some_of
 from trtpipe.errors import InputError
 from trtpipe.model.export import filled
 from trtpipe.model.failures import place_of, typed_line
@@ -96,8 +97,7 @@ def left_out(module: Bound, inputs: tuple[TensorSpec, ...]) -> str:
         names = module.left_out(_MadeUp(module, inputs, whole_value(module, inputs)).args(_first_sizes(inputs)))
     if not names:
         return ""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"outputs: the model returns {', '.join(names[:_MOST_NAMED])}{more} too, which the job leaves out"
+    return f"outputs: the model returns {some_of(names, _MOST_NAMED)} too, which the job leaves out"
 
 
 def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:
