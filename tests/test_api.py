@@ -19,7 +19,7 @@ import shipping
 import trtpipe
 from calib.errors import CalibCancelled
 from trtpipe.bundle.signing import generate_key, signer
-from trtpipe.errors import Cancelled, InputError, MissingError, TrtpipeError, told
+from trtpipe.errors import Cancelled, InputError, MissingError, TrtpipeError, as_user_errors
 from trtpipe.job.load import JobErrors
 from trtpipe.notebook import NotebookReporter, page_html, watching
 from trtpipe.progress import Silent
@@ -116,12 +116,12 @@ def test_bad_labels_are_among_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_others_errors_are_told_and_bugs_stay_as_they_are() -> None:
-    with pytest.raises(MissingError, match=r"^out of memory"), told():
+    with pytest.raises(MissingError, match=r"^out of memory"), as_user_errors():
         raise MemoryError
-    with pytest.raises(Cancelled), told():
+    with pytest.raises(Cancelled), as_user_errors():
         raise CalibCancelled("interrupted")
     for bug in (ZeroDivisionError(), PermissionError(13, "no", "f")):
-        with pytest.raises(type(bug)) as caught, told():
+        with pytest.raises(type(bug)) as caught, as_user_errors():
             raise bug
         assert caught.value is bug
 

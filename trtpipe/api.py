@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calib.process_state import as_it_begins
 from trtpipe.bundle.signing import signer
-from trtpipe.errors import told
+from trtpipe.errors import as_user_errors
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
 from trtpipe.pipeline.build import build as run
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtpipe.values import CheckReport
 
 
-@told()
+@as_user_errors()
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     """The job in a file, validated as `trtpipe validate` does for the TensorRT installed here.
 
@@ -48,7 +48,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     return plan_one(path, (overrides,) if isinstance(overrides, str) else overrides)
 
 
-@told()
+@as_user_errors()
 @as_it_begins()
 def build(
     job: Job | str | Path,
@@ -79,7 +79,7 @@ def build(
         return run(_job(job), Path(out), reporter, sign=signs, diagnose_seconds=diagnose_seconds)
 
 
-@told()
+@as_user_errors()
 @as_it_begins()
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
     """The calibration table of a job, with its histograms and its audit.
@@ -97,7 +97,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         return make_table(planned, reporter)
 
 
-@told()
+@as_user_errors()
 @as_it_begins()
 def check(bundle: str | PathLike[str], *, key: str | Path | None = None, graph: bool = False) -> CheckReport:
     """A bundle's engine (or graph) run here on its golden inputs and compared with its baseline's outputs.

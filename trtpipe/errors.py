@@ -116,7 +116,7 @@ def user_error(error: BaseException) -> TrtpipeError | None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def as_user_errors() -> Iterator[None]:
     """Around what the Python API does: others' exceptions are the user errors that they are (`user_error`), caused by
     them; bugs and refusals of the operating system stay as they are.
 

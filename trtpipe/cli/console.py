@@ -137,7 +137,7 @@ class Console:
                 self._bars.remove_task(self._task)
             self._task = None
             spent = time.monotonic() - stage.began
-            self._line(f"{'  ' * len(self._stages)}{name:<24} {outcome}{duration(spent)}{stage.counted(spent)}")
+            self._line(f"{'  ' * len(self._stages)}{name:<24} {outcome}{duration(spent)}{stage.throughput(spent)}")
 
     def step(self, done: int, total: int | None, unit: str) -> None:
         """`done` of `total` `unit`s of the current stage are finished."""
@@ -235,7 +235,7 @@ class _Stage:
     done: int = 0
     unit: str = ""
 
-    def counted(self, seconds: float) -> str:
+    def throughput(self, seconds: float) -> str:
         """`  512 images, 160/s`, or nothing for a stage that took no steps."""
         if not self.done or not self.unit or self.unit.startswith("%"):
             return ""

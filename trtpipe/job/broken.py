@@ -46,7 +46,7 @@ def changed(section: BaseModel) -> tuple[str, ...]:
     return tuple(f for f, i in fields.items() if getattr(section, f) != i.get_default(call_default_factory=True))
 
 
-def counted(names: tuple[str, ...]) -> str:
+def joined_names(names: tuple[str, ...]) -> str:
     """Names in a list, or none."""
     return " and ".join(names) if names else "none"
 

@@ -12,8 +12,8 @@ from trtpipe.job.broken import (
     SPEEDUP,
     Broken,
     changed,
-    counted,
     given,
+    joined_names,
     listed,
     named_callable,
     normalization,
@@ -130,7 +130,7 @@ def _metrics(check: Check) -> Iterator[Broken]:
         path = ("check", "limits", "metrics", name)
         if name not in check.metrics:
             hint = f"Add check.metrics.{name}." if not check.metrics else ""
-            yield Broken(path, f"be a metric of check.metrics, {counted(tuple(check.metrics))}", name, hint)
+            yield Broken(path, f"be a metric of check.metrics, {joined_names(tuple(check.metrics))}", name, hint)
         if not limits.given:
             yield Broken(path, "set min, max or drop_max", "none")
         if limits.min is not None and limits.max is not None:
@@ -151,7 +151,7 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     sources_given = given(data, *sources)
     if len(sources_given) != 1:
         yield Broken(
-            (section,), f"have exactly one of {', '.join(sources[:-1])} and {sources[-1]}", counted(sources_given)
+            (section,), f"have exactly one of {', '.join(sources[:-1])} and {sources[-1]}", joined_names(sources_given)
         )
     yield from named_callable(data.factory, (section, "factory"))
     yield from suffixed(data.arrays, (section, "arrays"), ARRAY_SUFFIXES)
@@ -166,7 +166,9 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     yield from named_callable(transform.callable, (*path, "callable"))
     others = tuple(f for f in changed(transform) if f != "callable")
     if transform.callable is not None and others:
-        yield Broken((*path, "callable"), "stand alone", f"it with {counted(others)}", "It does the whole transform.")
+        yield Broken(
+            (*path, "callable"), "stand alone", f"it with {joined_names(others)}", "It does the whole transform."
+        )
     elif transform.normalize is not None:
         yield from normalization(transform.normalize, (*path, "normalize"), 1 if transform.grayscale else 3)
 

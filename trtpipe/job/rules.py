@@ -14,8 +14,8 @@ from trtpipe.job.broken import (
     SPEEDUP,
     Broken,
     changed,
-    counted,
     given,
+    joined_names,
     listed,
     named_callable,
     normalization,
@@ -49,7 +49,7 @@ def _one_source(model: ModelSource) -> Iterator[Broken]:
         alone = not sources and model.torchscript is not None
         as_onnx = "write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
         hint = f"torch.export takes no TorchScript file: {as_onnx}" if alone else ""
-        got = "torchscript alone" if alone else counted(sources)
+        got = "torchscript alone" if alone else joined_names(sources)
         yield Broken(("model",), "have exactly one of factory, program and onnx", got, hint)
     yield from named_callable(model.factory, ("model", "factory"))
     if len(sources) == 1 and model.factory is None:

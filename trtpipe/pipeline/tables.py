@@ -12,7 +12,7 @@ from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.pipeline.prepared import RANGE_SAMPLES
-from trtpipe.report.thresholds import beyond_int8, counted, table_warnings
+from trtpipe.report.thresholds import beyond_int8, int8_audit, table_warnings
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -142,7 +142,7 @@ def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None =
     doubtful: tuple[str, ...] = ()
     if table is not None:
         unclipped = beyond_int8(lowered.layers, table, lowered.shared_scales)
-        doubtful = doubtful_thresholds(counted(table, unclipped))
+        doubtful = doubtful_thresholds(int8_audit(table, unclipped))
     return (*doubtful, *overlap_warnings(table, check, fitted_to), *copies_warnings(check))
 
 

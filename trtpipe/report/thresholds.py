@@ -57,7 +57,7 @@ def _may_read_int8(layer: LayerPrecision) -> bool:
     return layer.precision == "int8" or not (product or layer.precision in NUMBER_FORMATS)
 
 
-def counted(table: CalibrationTable, unclipped: Collection[str]) -> Audit:
+def int8_audit(table: CalibrationTable, unclipped: Collection[str]) -> Audit:
     """The table's audit of the tensors whose INT8 thresholds count: all but `unclipped`."""
     tensors = {key: audit for key, audit in table.audit.tensors.items() if key not in unclipped}
     return table.audit.model_copy(update={"tensors": tensors})
@@ -67,6 +67,6 @@ def table_warnings(table: CalibrationTable, unclipped: Collection[str]) -> tuple
     """What the page says of the table: warnings about thresholds where those of INT8 count, of the data in any case."""
     if not unclipped:
         return table.audit.warnings
-    tensors = counted(table, unclipped).tensors
+    tensors = int8_audit(table, unclipped).tensors
     named = tuple(w for w in table.audit.warnings if w.partition(": ")[0] in tensors)
     return (*named, *data_warnings(table.audit), *threshold_warnings(tensors))
