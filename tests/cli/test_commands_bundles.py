@@ -22,7 +22,8 @@ from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.commands import inspect
 from trtpipe.cli.main import main
 from trtpipe.job import yamlfile
-from trtpipe.job.sections import Build, Limits
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Build
 from trtpipe.runtime import compatibility
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}

@@ -32,7 +32,7 @@ from trtpipe.evaluation.intervals import binomial_interval, paired_interval
 from trtpipe.evaluation.judgement import Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, misses
 from trtpipe.evaluation.metrics import BEST
-from trtpipe.job.sections import Limits, OwnMetric
+from trtpipe.job.limits import Limits, OwnMetric
 from trtpipe.progress import Silent
 from trtpipe.quantization.diagnose import is_about_numbers
 from trtpipe.report.metric_rows import METRICS

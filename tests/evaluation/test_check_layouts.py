@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, check_engine, measure, run_all
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.progress import Silent
 from trtpipe.values import Control, DimRange, TensorSpec
 

@@ -20,7 +20,7 @@ from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
 from trtpipe.job.job import BOXED
-from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
+from trtpipe.job.limits import Limits, MetricLimits, OwnMetric
 from trtpipe.quantization.search import shortfall
 from trtpipe.values import Boxes, Labels
 

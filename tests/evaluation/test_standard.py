@@ -13,7 +13,7 @@ import torch
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.judgement import Figure, judge
 from trtpipe.evaluation.standard import STANDARD
-from trtpipe.job.sections import BUILT_IN_METRICS, OwnMetric
+from trtpipe.job.limits import BUILT_IN_METRICS, OwnMetric
 from trtpipe.values import Boxes, Labels
 
 RNG = np.random.default_rng(3)

@@ -21,8 +21,9 @@ from calib.errors import CalibError
 from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
+from trtpipe.job.limits import OwnMetric
 from trtpipe.job.load import load_job
-from trtpipe.job.sections import Data, OwnMetric, Transform
+from trtpipe.job.sections import Data, Transform
 from trtpipe.model.data import _orders_differ, open_check, turned, with_labels
 from trtpipe.model.labels import classes_of, labels_of, names_classes
 from trtpipe.values import LoadedModel, TensorSpec

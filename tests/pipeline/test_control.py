@@ -18,7 +18,8 @@ from trtpipe.errors import BuildError
 from trtpipe.evaluation.check import CheckData, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.job.job import Job
-from trtpipe.job.sections import Limits, Precision
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Precision
 from trtpipe.model.capture import capture
 from trtpipe.pipeline import controls
 from trtpipe.progress import Silent

@@ -25,7 +25,8 @@ from trtpipe.evaluation.bench import Bench
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_job
-from trtpipe.job.sections import Build, Section
+from trtpipe.job.section import Section
+from trtpipe.job.sections import Build
 from trtpipe.nightly.options import Options, Unwatched
 from trtpipe.nightly.run import nightly
 from trtpipe.pipeline import bench, build, kit, tune, validate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.search import (
     Candidate,

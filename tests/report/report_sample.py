@@ -13,7 +13,8 @@ from calib.histogram import Histogram
 from calib.table import make_table
 from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
 from trtpipe.evaluation.bench import Bench, Row
-from trtpipe.job.sections import Build, Limits
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Build
 from trtpipe.report.content import ComparedOutputs, ReportContent
 from trtpipe.values import CheckReport, Control, DimRange, LayerPrecision, Metric, TensorSpec
 

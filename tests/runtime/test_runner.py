@@ -24,7 +24,8 @@ from trtpipe.bundle import golden, signing
 from trtpipe.bundle.format import Bundle, Replaced
 from trtpipe.bundle.manifest import EngineInfo, describe_engine
 from trtpipe.errors import InputError, MissingError
-from trtpipe.job.sections import Build, Limits, Transform
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Build, Transform
 from trtpipe.runtime import session as runner_module
 from trtpipe.runtime.device import Device
 from trtpipe.runtime.inputs import open_feed

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.progress import Silent
 from trtpipe.values import CheckReport, DimRange, TensorSpec
 

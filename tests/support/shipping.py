@@ -12,7 +12,8 @@ import numpy as np
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, write_bundle
 from trtpipe.bundle.manifest import CALIBRATION, GRAPH, Manifest, describe_engine
-from trtpipe.job.sections import Build, Limits, Normalize, Transform
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Build, Normalize, Transform
 from trtpipe.values import GOLDEN, CheckReport, Control, DimRange, Engine, LayerPrecision, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}

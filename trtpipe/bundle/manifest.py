@@ -21,7 +21,8 @@ from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from trtpipe.errors import InputError
 from trtpipe.job.build_options import CAPABILITY, HardwareCompatibility
-from trtpipe.job.sections import Build, Limits, Precision, Transform
+from trtpipe.job.limits import Limits
+from trtpipe.job.sections import Build, Precision, Transform
 from trtpipe.jsontext import plain
 from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name

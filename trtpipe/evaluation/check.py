@@ -16,7 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import bounds, doubtful, judged, missed_by_both, misses
-from trtpipe.job.sections import SHARE_LIMITS, Limits
+from trtpipe.job.limits import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 

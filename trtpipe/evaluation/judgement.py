@@ -24,7 +24,7 @@ from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
 from trtpipe.figures import less
-from trtpipe.job.sections import Limits, OwnMetric
+from trtpipe.job.limits import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
 
 

@@ -12,7 +12,7 @@ from trtpipe.figures import beside
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:
-    from trtpipe.job.sections import Limits
+    from trtpipe.job.limits import Limits
 
 #: limit of the job -> metric
 METRIC_OF_LIMIT: Mapping[str, str] = {

@@ -1,3 +1,14 @@
 """The job file: YAML to frozen models, with every problem named at once."""
 
-__all__ = ["build_options", "dump", "importable", "job", "json_schema", "load", "problems", "sections", "yamlfile"]
+__all__ = [
+    "build_options",
+    "dump",
+    "importable",
+    "job",
+    "json_schema",
+    "limits",
+    "load",
+    "problems",
+    "sections",
+    "yamlfile",
+]

@@ -19,11 +19,10 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
+from trtpipe.job.limits import BUILT_IN_METRICS, SHARE_LIMITS
 from trtpipe.job.sections import (
-    BUILT_IN_METRICS,
     INT8_ALONE,
     OR_RECALIBRATE,
-    SHARE_LIMITS,
     Build,
     Calibration,
     Check,

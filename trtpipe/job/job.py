@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from trtpipe.errors import InputError
 from trtpipe.job.broken import BrokenRules
 from trtpipe.job.rules import broken
+from trtpipe.job.section import Section
 from trtpipe.job.sections import (
     Build,
     Calibration,
@@ -22,7 +23,6 @@ from trtpipe.job.sections import (
     ModelSource,
     Output,
     Precision,
-    Section,
     Transform,
 )
 from trtpipe.values import MOST_NAME, PLAIN_NAME, DimRange, TensorSpec

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from calib.algorithms import PERCENTILE, Algorithm
@@ -13,6 +12,8 @@ from calib.samples import Interpolation, OnBadSample
 from calib.types import JsonObject
 from trtpipe.errors import either
 from trtpipe.job.build_options import BuildOptions, Number
+from trtpipe.job.limits import Limits, OwnMetric
+from trtpipe.job.section import Section, tuples
 from trtpipe.values import (
     EXTENTS,
     MOST_EXTENT,
@@ -24,22 +25,6 @@ from trtpipe.values import (
     Route,
     Target,
 )
-
-
-def _tuples(value: object) -> object:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-class Section(BaseModel):
-    """A part of a job: unknown keys are errors, nothing is converted (`"1"` is no integer), values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, raw: object) -> object:
-        """A YAML list is what a tuple field is written as."""
-        return {k: _tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
 
 
 def _range(value: object) -> object:
@@ -142,7 +127,6 @@ class Data(Section):
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
 #: Those that change the graph, so that its thresholds are others, and every number format; the others are INT8's.
 GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
-SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")  # limits on a share of the samples, which have intervals
 
 
 def _corrections(value: object) -> bool | tuple[Correction, ...]:
@@ -167,85 +151,6 @@ class Calibration(Data):
     recalibrate: bool = Field(
         default=False, description="calibrate a file that is quantized already, instead of taking its own scales"
     )
-
-
-#: The metrics that are built in, and whether a larger figure is better.
-BUILT_IN_METRICS: Mapping[str, bool] = {
-    "top5": True, "miou": True, "coco_map": True, "psnr": True, "ssim": True, "mae": False, "cosine": True,
-}  # fmt: skip
-
-
-class OwnMetric(Section):
-    """A figure of the check that the job names. A name alone stands for its function."""
-
-    function: str = Field(
-        description=f"{', '.join(BUILT_IN_METRICS)}, or package.module:callable(outputs, labels, ids)"
-    )
-    args: JsonObject = Field(default_factory=dict, description="further keyword arguments of the function")
-    better: Literal["higher", "lower"] | None = Field(
-        default=None, description="which figures of a callable are better; higher when absent"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, raw: object) -> object:
-        return {"function": raw} if isinstance(raw, str) else raw
-
-    @property
-    def built_in(self) -> bool:
-        """Whether the function is one of trtpipe's own."""
-        return self.function in BUILT_IN_METRICS
-
-    @property
-    def larger_is_better(self) -> bool:
-        """Whether larger figures are better."""
-        return BUILT_IN_METRICS.get(self.function, self.better != "lower")
-
-
-class MetricLimits(Section):
-    """What a metric of check.metrics must meet."""
-
-    min: float | None = Field(default=None, description="least figure of what is executed")
-    max: float | None = Field(default=None, description="largest figure of what is executed")
-    drop_max: float | None = Field(
-        default=None, ge=0, description="by how much it may be worse than the baseline's, in the metric's own unit"
-    )
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The limits that are set, by name."""
-        return {n: v for n, v in self.model_dump().items() if v is not None}
-
-
-class Limits(Section):
-    """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
-
-    cosine_min: float | None = Field(
-        default=None, ge=-1, le=1, description="cosine similarity with the baseline, mean of the samples"
-    )
-    cosine_worst_min: float | None = Field(
-        default=None, ge=-1, le=1, description="cosine similarity with the baseline of the worst sample"
-    )
-    max_abs_max: float | None = Field(default=None, ge=0, description="largest absolute difference")
-    relative_l2_max: float | None = Field(default=None, ge=0, description="|engine - baseline| / |baseline|")
-    sqnr_db_min: float | None = Field(default=None, description="signal to quantization noise ratio, dB")
-    top1_agreement_min: float | None = Field(default=None, ge=0, le=1, description="share of equal argmax")
-    accuracy_drop_max: float | None = Field(
-        default=None, ge=0, le=1, description="top-1 accuracy lost against the labels, 0.01 is one point"
-    )
-    speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
-    confident: bool = Field(
-        default=False,
-        description="figures with a 95 % confidence interval (shares of the samples, metrics): all of it must meet the "
-        "limit",
-    )
-    metrics: dict[str, MetricLimits] = Field(default_factory=dict, description="limits of the figures of check.metrics")
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The limits that are set, by name; those of metrics as `metrics.<name>.<limit>`."""
-        own = {f"metrics.{n}.{k}": v for n, limits in self.metrics.items() for k, v in limits.given.items()}
-        return {n: v for n, v in self.model_dump(exclude={"confident", "metrics"}).items() if v is not None} | own
 
 
 class Check(Data):
@@ -382,7 +287,7 @@ class Build(BuildOptions, Section):
         """Lists within mappings are tuples too, as in `tensor_formats`, and the mappings in `profiles` are ranges."""
         if not isinstance(raw, dict):
             return raw
-        inner = {k: {i: _tuples(v) for i, v in d.items()} if isinstance(d, dict) else d for k, d in raw.items()}
+        inner = {k: {i: tuples(v) for i, v in d.items()} if isinstance(d, dict) else d for k, d in raw.items()}
         if isinstance(profiles := inner.get("profiles"), (list, tuple)):
             inner["profiles"] = tuple(
                 {d: _range(r) for d, r in p.items()} if isinstance(p, dict) else p for p in profiles

@@ -9,7 +9,7 @@ from typing import Literal
 
 from trtpipe.evaluation.limits import bounds, worst
 from trtpipe.evaluation.metrics import BEST
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.values import Metric
 

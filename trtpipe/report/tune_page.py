@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtpipe.figures import beside, exact
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
 from trtpipe.report.metric_rows import HEADLINES, meaning

@@ -12,7 +12,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.sections import SHARE_LIMITS, Limits
+from trtpipe.job.limits import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress, Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
