@@ -15,7 +15,7 @@ Schema = JsonObject
 _HEAD = """\
 # The job file
 
-<!-- Made by `make schema` from the models in trtpipe/job/sections.py, limits.py and build_options.py, and by json_schema.py. -->
+<!-- Made by `make schema` from sections.py, limits.py, build_options.py and json_schema.py of trtpipe/job. -->
 
 A job is one YAML file. `trtpipe validate job.yaml` says what is wrong with one, with its line: all
 that shows without running code of yours and from the packages' metadata; `--deep` runs the model too, and finds globs
