@@ -29,7 +29,9 @@ CACHE_ALGORITHMS = {
     "percentile": "LegacyCalibration",
 }
 
-_HEADER = re.compile(r"TRT-([1-9][0-9]{3,6})-([A-Za-z0-9]+)")
+#: What a cache begins with.
+CACHE_MAGIC = "TRT-"
+_HEADER = re.compile(rf"{CACHE_MAGIC}([1-9][0-9]{{3,6}})-([A-Za-z0-9]+)")
 _LINE = re.compile(r"(.+): ([0-9a-f]{8})")
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 _MOST_SCALE = float(np.finfo(np.float32).max)

@@ -11,8 +11,10 @@ from typing import Any
 
 from calib.types import JsonObject
 
-#: What a terminal would obey and JSON leaves as it is. Outside of its texts JSON has no such character.
-_CONTROLS = {c: f"\\u{c:04x}" for c in range(127, 160)}
+#: DEL and the control characters of C1, which a terminal would obey.
+LATE_CONTROLS = range(127, 160)
+#: JSON leaves them as they are. Outside of its texts JSON has no such character.
+_CONTROLS = {c: f"\\u{c:04x}" for c in LATE_CONTROLS}
 
 
 def json_text(value: object) -> str:

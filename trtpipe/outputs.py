@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
-from trtpipe.values import GOLDEN, MANIFEST, MOST_NAME, PLAIN_NAME
+from trtpipe.values import GOLDEN, MANIFEST
 
+#: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
+MOST_NAME = 128
+#: Of jobs, and of files in a bundle or in an entry of the cache: no such name leads out of its folder, none is hidden.
+PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
 #: What a probe writes: a disk that has not even this left is full.

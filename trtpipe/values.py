@@ -34,11 +34,8 @@ Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
 #: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
 MOST_EXTENT = 2**31 - 1
-#: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
-MOST_NAME = 128
 MANIFEST, GOLDEN = "manifest.json", "golden.safetensors"  # the files that make a folder a bundle
-#: Of jobs, and of files in a bundle or in an entry of the cache: no such name leads out of its folder, none is hidden.
-PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+ARCHIVE_SUFFIX = ".trtb"  # of a bundle as one file
 
 Extent = Literal["min", "opt", "max"]
 #: The extents of a dynamic dimension in an optimization profile.

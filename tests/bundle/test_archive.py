@@ -120,6 +120,7 @@ def edited(data: bytes, at: int, new: bytes) -> bytes:
 
 HOSTILE: list[tuple[str, Callable[[Members], bytes], str]] = [
     ("empty", lambda m: b"", "(it ends after 0 bytes). Fetch the archive again, or pack the bundle again."),
+    ("a few bytes", lambda m: b"hello", "must be a .trtb archive (it ends after 5 bytes)"),
     ("text", lambda m: b"hello " * 200, "must be a .trtb archive, which is not compressed (got no tar header)"),
     ("gzip bomb", lambda m: gzip.compress(bytes(1 << 20)) + bytes(512), "which is not compressed (got gzip)"),
     ("zip", zipped, "which is not compressed (got zip)"),

@@ -21,7 +21,7 @@ from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, pl
 from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
 from trtpipe.outputs import is_plain, naming
-from trtpipe.values import MANIFEST
+from trtpipe.values import ARCHIVE_SUFFIX, MANIFEST
 
 _BLOCK = 512
 #: The largest size USTAR's eleven octal digits can say.
@@ -81,7 +81,7 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
             content = dict(_read_members(archive, file))
     except OSError as error:
         raise InputError(
-            f"{archive}: must be a readable archive (got: {error.strerror}). Give the path of a .trtb."
+            f"{archive}: must be a readable archive (got: {error.strerror}). Give the path of a {ARCHIVE_SUFFIX}."
         ) from None
     return place(destination, content, where=archive, trust=trust)
 
@@ -151,10 +151,12 @@ def _read_member(
     """Name and content of the member at the file's position, if it is one of `expected` (name to size, None: any)."""
     header = file.read(_BLOCK)
     if len(header) != _BLOCK:
-        raise InputError(f"{archive}: must be a .trtb archive (it ends after {file.tell()} bytes). {_AGAIN}")
+        raise InputError(f"{archive}: must be a {ARCHIVE_SUFFIX} archive (it ends after {file.tell()} bytes). {_AGAIN}")
     if header[257:262] != b"ustar":
         kind = _MAGICS.get(header[:2], "no tar header")
-        raise InputError(f"{archive}: must be a .trtb archive, which is not compressed (got {kind}). {_AGAIN}")
+        raise InputError(
+            f"{archive}: must be a {ARCHIVE_SUFFIX} archive, which is not compressed (got {kind}). {_AGAIN}"
+        )
     raw_name = header[:100].rstrip(b"\0")
     shown = repr(raw_name.decode("ascii", "backslashreplace"))
     kind = _TYPES.get(header[156:157], "" if header[156:157] == b"0" else "an unknown type")

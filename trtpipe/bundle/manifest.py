@@ -24,6 +24,7 @@ from trtpipe.job.build_options import CAPABILITY, HardwareCompatibility
 from trtpipe.job.limits import Limits
 from trtpipe.job.sections import Build, Precision, Transform
 from trtpipe.jsontext import plain
+from trtpipe.outputs import MOST_NAME, PLAIN_NAME
 from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
@@ -32,8 +33,6 @@ from trtpipe.values import (
     GOLDEN,
     MANIFEST,
     MOST_EXTENT,
-    MOST_NAME,
-    PLAIN_NAME,
     CheckReport,
     DimRange,
     Engine,

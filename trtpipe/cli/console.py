@@ -21,7 +21,7 @@ from trtpipe import __version__
 from trtpipe.cli.interrupts import interrupted_by
 from trtpipe.cli.results import discard_results, results
 from trtpipe.errors import Cancelled
-from trtpipe.jsontext import json_line, plain
+from trtpipe.jsontext import LATE_CONTROLS, json_line, plain
 from trtpipe.outputs import naming
 from trtpipe.progress import duration, per_second
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 A_BUG = f"this is a bug in trtpipe {__version__}; please report it with the lines above"
 _BAR_EVERY_S = 0.05
 #: What a terminal would obey instead of showing: names of files and texts of bundles are anybody's.
-_UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+_UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *LATE_CONTROLS) if chr(c) not in "\n\t"}
 
 
 def out(text: str) -> None:

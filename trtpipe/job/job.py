@@ -25,7 +25,8 @@ from trtpipe.job.sections import (
     Precision,
     Transform,
 )
-from trtpipe.values import MOST_NAME, PLAIN_NAME, DimRange, TensorSpec
+from trtpipe.outputs import MOST_NAME, PLAIN_NAME
+from trtpipe.values import DimRange, TensorSpec
 
 #: Arguments of the metric coco_map that name outputs of K candidates a sample, and what they are by default.
 BOXED = {"scores": "scores", "classes": "labels"}

@@ -20,6 +20,7 @@ from trtpipe.job.importable import is_job_file
 from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
+from trtpipe.values import ARCHIVE_SUFFIX
 
 #: Every key that names a file or a folder, or a list of them: what must be there. `output` need not exist yet.
 PATHS: Mapping[tuple[str, ...], str] = {
@@ -168,7 +169,7 @@ class JobFile:
             self._document, self._text = self._parsed
             return dict(self._document.data)
         name = fspath(self._path)
-        packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(".trtb") else ""
+        packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(ARCHIVE_SUFFIX) else ""
         try:
             text = text_at_most(self._path, yamlfile.MAX_BYTES, piped=True)
             self._document = yamlfile.parse(text)

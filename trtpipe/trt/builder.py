@@ -195,8 +195,7 @@ def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:
 def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the flavour, the version and the compute capabilities that were asked for."""
     header = plan.read_header(data)
-    # A plan has room for four numbers, each a byte.
-    version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
+    version = plan.written_version(tensorrt.version)
     wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:

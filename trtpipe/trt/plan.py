@@ -20,6 +20,8 @@ _FLAVOURS: dict[bytes, FlavourName] = {
     b"ftrt": "tensorrt",
     b"ptrt": "tensorrt",
 }
+#: What plans begin with.
+MAGICS = tuple(_FLAVOURS)
 #: Bit of the mask at byte 32, observed by building for each capability in turn.
 _CAPABILITY_BITS = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
 _PORTABLE = 0x7E
@@ -40,6 +42,11 @@ class PlanHeader:
     compute_capabilities: tuple[str, ...]
     length: int
     portable: bool = False
+
+
+def written_version(version: str) -> str:
+    """A TensorRT's version as its plans have room for it: four numbers, each a byte."""
+    return ".".join(map(str, parse_version(version)[:4]))
 
 
 def read_header(data: bytes, where: str = "engine") -> PlanHeader:

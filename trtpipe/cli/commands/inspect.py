@@ -12,7 +12,7 @@ import click
 
 from calib.errors import CalibError
 from calib.table import CalibrationTable
-from calib.trt_cache import read_cache
+from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
@@ -24,13 +24,11 @@ from trtpipe.packages import pip_install, present
 from trtpipe.progress import size
 from trtpipe.routes.compiled_precision import dequantizer, dynamic
 from trtpipe.trt.element_types import element_types
-from trtpipe.trt.plan import read_header
+from trtpipe.trt.plan import MAGICS, read_header
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, ValueInfoProto
-
-_PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
 
 @click.command("inspect", short_help="Say what is in a bundle, an engine, an ONNX file or a table.")
@@ -73,11 +71,11 @@ def described(path: Path) -> JsonObject:
         return _bundle(path.parent)
     if path.suffix.lower() == ".onnx":
         return _onnx(path)
-    if head.startswith(b"manifest.json\0"):
+    if head.startswith(f"{MANIFEST}\0".encode()):
         raise InputError(f"{path}: is a packed bundle. Run `{shell('trtpipe', 'unpack', path, 'FOLDER')}`.")
-    if any(magic in head for magic in _PLANS):
+    if any(magic in head for magic in MAGICS):
         return _engine(path)
-    if head.startswith(b"TRT-"):
+    if head.startswith(CACHE_MAGIC.encode()):
         return _cache(path)
     if head.lstrip().startswith(b"{"):
         return _table(path)

@@ -12,16 +12,17 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
 from trtpipe.errors import InputError
 from trtpipe.outputs import require_writable_folder
+from trtpipe.values import ARCHIVE_SUFFIX
 
 
-@click.command("unpack", short_help="Make a bundle of a .trtb file.")
+@click.command("unpack", short_help=f"Make a bundle of a {ARCHIVE_SUFFIX} file.")
 @click.argument("archive", type=click.Path(path_type=Path))
 @click.argument("destination", required=False, type=click.Path(path_type=Path))
 @key_option
 def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
-    if destination is None and archive.suffix != ".trtb":
-        raise InputError(f"{archive}: does not end in .trtb. Give DESTINATION.")
+    if destination is None and archive.suffix != ARCHIVE_SUFFIX:
+        raise InputError(f"{archive}: does not end in {ARCHIVE_SUFFIX}. Give DESTINATION.")
     target = destination or archive.with_suffix("")
     require_writable_folder(target.parent)
     unpack(archive, target, checking(archive, trusted(key)))

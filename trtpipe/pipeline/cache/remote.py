@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
+from trtpipe.outputs import PLAIN_NAME
 from trtpipe.packages import not_installed
-from trtpipe.values import PLAIN_NAME
 
 #: The file of an entry that says what it is.
 ENTRY = "entry.json"

@@ -321,7 +321,7 @@ def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
         BuildError: it is another library's, or another release's.
     """
     header = plan.read_header(data)
-    version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
+    version = plan.written_version(tensorrt.version)
     if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
         raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
     return header
