@@ -111,7 +111,7 @@ def table_html(verdict: str, problems: Sequence[str], header: Sequence[str], row
     )
 
 
-def page_html(page: str, height: int = 720) -> str:
+def page_html(page: str) -> str:
     """A whole page inside another, without any right to reach it."""
-    style = f"width:100%;height:{height}px;border:0"
+    style = "width:100%;height:720px;border:0"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(page)}"></iframe>'

@@ -88,11 +88,11 @@ def picture(seed: int) -> tuple[Array, Array, list[tuple[int, tuple[int, int, in
     return np.clip(pixels, 0, 255).astype(np.uint8), mask, boxes
 
 
-def write_pictures(folder: Path, splits: dict[str, int]) -> None:
+def write_pictures(folder: Path) -> None:
     """Write `folder/<split>/<number>.png`, their masks `folder/masks/<split>/<number>.png`, and the boxes of each split
     as COCO has them, `folder/<split>.json`."""
     seed = 0
-    for split, count in splits.items():
+    for split, count in SPLITS.items():
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for path in (folder / split, folder / "masks" / split):
@@ -141,7 +141,7 @@ def make(folder: Path) -> None:
     if weights.is_file():
         print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
         return
-    write_pictures(folder, SPLITS)
+    write_pictures(folder)
     save(*train(folder), REQUIRED_ACCURACY, weights)
 
 

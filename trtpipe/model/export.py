@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 
-def example_inputs(
-    inputs: Sequence[TensorSpec], size: int = 2, whole: int = 0, *, largest: bool = False
-) -> tuple[torch.Tensor, ...]:
-    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: the first is
-    `size` where its range allows, so that export keeps it, others are at their opt, or at their `largest`."""
+def example_inputs(inputs: Sequence[TensorSpec], whole: int = 0, *, largest: bool = False) -> tuple[torch.Tensor, ...]:
+    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: the first is 2
+    where its range allows, so that export keeps it, others are at their opt, or at their `largest`."""
 
     def extent(spec: TensorSpec, d: int | str) -> int:
-        return d if isinstance(d, int) else min(max(size, spec.dims[d].min), spec.dims[d].max)
+        return d if isinstance(d, int) else min(max(2, spec.dims[d].min), spec.dims[d].max)
 
     def at(spec: TensorSpec) -> tuple[int, ...]:
         batch, rest = spec.shape[:1], spec.shape[1:]

@@ -172,9 +172,9 @@ class History:
         """The latest `count` green results of every job before a run, the latest first."""
         return self._ranked("green = 1 AND run < ?", before_run, count)
 
-    def recent(self, last_run: int, count: int = 30) -> dict[str, tuple[Past, ...]]:
-        """The latest `count` results of every job up to a run, the earliest first."""
-        return {name: rows[::-1] for name, rows in self._ranked("run <= ?", last_run, count).items()}
+    def recent(self, last_run: int) -> dict[str, tuple[Past, ...]]:
+        """The latest 30 results of every job up to a run, the earliest first."""
+        return {name: rows[::-1] for name, rows in self._ranked("run <= ?", last_run, 30).items()}
 
     def _ranked(self, where: str, run: int, count: int) -> dict[str, tuple[Past, ...]]:
         query = (
