@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What makes a fact of them: members of a set (two of a type, or of what something is looked for in), words of a
-#: sentence, characters of a pattern or of a text with a name, statements and calls of a function.
-MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 8, 8, 6
+#: sentence, characters of a pattern or of a text with a name, bytes that have one, statements and calls of a function.
+MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, MAGIC, STEPS = 3, 5, 8, 8, 4, 6
 #: Values by default that are no fact.
-SAYING_NOTHING = ("None", "True", "False", "...", "''", "b''", "0", "1", "0.0", "1.0", "-1")
+SAYING_NOTHING = ("None", "True", "False", "...", "''", "b''", "0", "1", "0.0", "1.0", "-1", "()")
 #: The same value by default in two modules, and no fact that they share: each network of the examples has its width.
 COINCIDENCES = {"default: width = 16"}
 #: What is called as a file of ours is, and is something else: a key of the job, a file of Triton's, a template.
@@ -76,9 +76,20 @@ def body(function: ast.FunctionDef) -> str:
 
 
 def is_arithmetic(value: ast.expr) -> bool:
-    """Whether an expression is made of constants that are no text."""
-    parts = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
-    return not skeleton(value) and all(isinstance(n, parts) for n in ast.walk(value))
+    """Whether an expression is made of constants that are no text, or is a tuple of such."""
+    parts = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant | ast.Tuple | ast.expr_context
+    nodes = list(ast.walk(value))
+    return all(isinstance(n, parts) and not (isinstance(n, ast.expr) and skeleton(n)) for n in nodes)
+
+
+def is_range(value: ast.expr) -> bool:
+    """Whether an expression is a tuple of numbers of which one has two digits, like -128 to 127."""
+    return isinstance(value, ast.Tuple) and is_arithmetic(value) and re.search(r"\d\d", ast.unparse(value)) is not None
+
+
+def is_magic(value: ast.expr) -> bool:
+    """Whether an expression is the bytes that files of a kind begin with."""
+    return isinstance(value, ast.Constant) and isinstance(value.value, bytes) and len(value.value) >= MAGIC
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -89,12 +100,16 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
             continue
         if node not in tree.body and not ast.unparse(node).partition("=")[0].partition(":")[0].isupper():
             continue
+        for found in {ast.unparse(n) for n in ast.walk(node.value) if isinstance(n, ast.Tuple) and is_range(n)}:
+            yield f"constant: {found}", node.lineno
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
             for name, value in zip(target.elts, node.value.elts, strict=True) if several else [(target, node.value)]:
                 if len(skeleton(value)) >= NAMED_CHARACTERS:
                     yield f"constant: {skeleton(value)}", node.lineno
-                elif is_arithmetic(value):
+                elif is_magic(value):
+                    yield f"constant: {ast.unparse(value)}", node.lineno
+                elif is_arithmetic(value) and not is_range(value):
                     yield f"constant: {ast.unparse(name).strip('_').upper()} = {ast.unparse(value)}", node.lineno
 
 
@@ -357,6 +372,9 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ("LEAST_SHARE = 0.25", "_LEAST_SHARE: Final = 0.25"),
         ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
         ("MOST = 3", "def f(): MOST: Final = 3"),
+        ("INT8_RANGE = (-128, 127)", "LOW, HIGH = -128, 127"),
+        ("RANGES = ((-128, 127), (-8, 7))", "INT8_RANGE, X = (-128, 127), f()"),
+        ('HEAD = b"ftrt"', '_MAGIC = b"ftrt"'),
         ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
         ('f(x == "a" or x == "b")', 'Kind = Literal["b", "a"]'),
         ('f(x.y != "a" and x.y != "b")', 'f(z in ("a", "b"))'),
@@ -377,6 +395,9 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         "number",
         "one of several",
         "in a function",
+        "range",
+        "range among others",
+        "bytes",
         "text",
         "comparisons",
         "differences",
@@ -408,6 +429,8 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
         ("A = f(8)", "A = f(8)"),
         ("def f(n=1, flag=True, x=None): ...", "def g(n=1, flag=True, x=None): ..."),
         ("def f(images=32): ...", "def f(images=16, tensors=32): ..."),
+        ("def f(notes=()): ...", "def f(notes=()): ..."),
+        ("PAIR = (1, 2)", "OTHER = (1, 2)"),
         ('f(x == "a" or y == "b")', 'f(x == "a" or y == "b")'),
         ('KIND = "bundle"', 'KIND = "bundle"'),  # a word
         ('OURS = {"a": "a", "b": "b"}', 'THEIRS = {"a": "a", "b": "b"}'),  # names of another library that are ours
@@ -418,7 +441,8 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
         ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "b", "c"]'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f(x):\n    y = g(x)\n    k(y)\n    return h(y)"),
     ],
-    ids=["mapping", "other number", "other name", "call", "no fact", "other default", "of two things", "word",
+    ids=["mapping", "other number", "other name", "call", "no fact", "other default", "empty default", "small numbers",
+         "of two things", "word",
          "same names", "few rows", "values", "docstring",
          "few words", "public names", "other function"],
 )  # fmt: skip
