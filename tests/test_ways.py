@@ -419,7 +419,7 @@ REMEMBERED = {
     "calib.observers._warn_slower": "nothing is returned: one message a process",
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
-    "trtpipe.runtime.doctor._require_memory": "that something gives device memory; not that nothing does",
+    "trtpipe.runtime.device_memory._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.import_errors._unimportable": "a package that was imported once; where it is looked for is an argument",
     "trtpipe.import_errors._loss": "a package's files, which no command changes; where they are is an argument",
     "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",

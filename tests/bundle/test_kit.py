@@ -21,7 +21,7 @@ from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.progress import Silent
-from trtpipe.runtime import doctor
+from trtpipe.runtime import device_memory
 from trtpipe.runtime.device import Device
 from trtpipe.values import CheckReport, Engine, OnnxModel
 
@@ -166,7 +166,9 @@ def test_device_memory_is_asked_for_before_the_compile_where_the_engine_is_to_be
     releases = {"tensorrt": "10.13.3", "tensorrt_rtx": "1.7.1", "onnxruntime": "1.31.1"}
     device = Device("linux", "x86_64", releases, gpu, "NVIDIA L4", memory_bytes=24 << 30)
     monkeypatch.setattr(kits, "this_device", lambda: device)
-    monkeypatch.setattr(doctor, "no_memory", lambda: "device memory: none of torch with CUDA and others works here.")
+    monkeypatch.setattr(
+        device_memory, "no_memory", lambda: "device memory: none of torch with CUDA and others works here."
+    )
 
     def compiled(*_: object) -> Engine:
         raise InputError("the compile began.")

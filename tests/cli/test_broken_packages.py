@@ -22,7 +22,7 @@ from trtpipe.cli.main import COMMANDS, main
 from trtpipe.errors import InputError, MissingError, user_error
 from trtpipe.job.importable import missing
 from trtpipe.job.problems import violation
-from trtpipe.runtime import doctor
+from trtpipe.runtime import device_memory, doctor
 
 ROOT = Path(trtpipe.__file__).resolve().parent.parent
 #: A distribution, its module, and a command that needs it.
@@ -317,8 +317,8 @@ def test_an_import_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
         "lacks": "ModuleNotFoundError: No module named 'zebra'",
     }
     assert import_errors.IMPORT_S == 60
-    monkeypatch.setattr(doctor, "_TRY_MEMORY", "import time; time.sleep(600)")
-    assert doctor.no_memory(0.5) == "device memory: asking for it did not end within 0.5 s"
+    monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import time; time.sleep(600)")
+    assert device_memory.no_memory(0.5) == "device memory: asking for it did not end within 0.5 s"
 
 
 @pytest.mark.parametrize("distribution", ["safetensors", "filelock", "pillow", "jinja2"])

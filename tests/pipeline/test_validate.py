@@ -437,7 +437,7 @@ def test_int8_on_the_gpu_here(folder, monkeypatch):
 )
 def test_device_memory_for_the_check_is_asked_for_before_the_build(folder, monkeypatch, overrides, asked):
     """As a kit's build and `doctor` do: it was found out after hours. A GPU that is full now may have room later."""
-    from trtpipe.runtime import doctor
+    from trtpipe.runtime import device_memory
     from trtpipe.trt import driver, flavour
 
     here = driver.Driver("13.0", (driver.Gpu(0, "NVIDIA A10", "8.6", 24 << 30),))
@@ -446,8 +446,8 @@ def test_device_memory_for_the_check_is_asked_for_before_the_build(folder, monke
     monkeypatch.setattr(flavour, "installed", lambda: both)
     monkeypatch.setattr("trtpipe.pipeline.validate.installed", lambda: both)
     lacking = ["device memory: none works here. Install one.", ""]
-    monkeypatch.setattr(doctor, "no_memory", lambda: lacking[0])
-    doctor._require_memory.cache_clear()
+    monkeypatch.setattr(device_memory, "no_memory", lambda: lacking[0])
+    device_memory._require_memory.cache_clear()
     path = write(folder)
 
     def said(**options):
@@ -462,4 +462,4 @@ def test_device_memory_for_the_check_is_asked_for_before_the_build(folder, monke
     assert said() == []
     lacking[0] = "device memory: is asked for once where something gives it."
     assert said() == []
-    doctor._require_memory.cache_clear()
+    device_memory._require_memory.cache_clear()

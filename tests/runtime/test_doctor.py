@@ -10,7 +10,7 @@ import pytest
 from trtpipe.cli import main as cli
 from trtpipe.packages import BUILDING
 from trtpipe.routes.options import Frontend
-from trtpipe.runtime import doctor
+from trtpipe.runtime import device_memory, doctor
 from trtpipe.trt import driver, flavour, install, platforms
 from trtpipe.trt.driver import Driver, Gpu
 
@@ -32,7 +32,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
         monkeypatch.setattr(driver, "is_jetson", lambda: jetson)
         monkeypatch.setattr(doctor, "cuda_major", lambda module: built_for)
-        monkeypatch.setattr(doctor, "no_memory", lambda: memory)
+        monkeypatch.setattr(device_memory, "no_memory", lambda: memory)
         there = dict((tensorrts or {}).values())
         monkeypatch.setattr(install, "versions", lambda names: {n: there[n] for n in names if n in there})
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
@@ -159,7 +159,7 @@ def test_a_route_is_judged_as_the_jobs_that_take_it_are(machine, monkeypatch, fr
 
 def test_nobody_gives_device_memory(machine):
     """An installed torch may have no CUDA, a cuda-python may be for a later driver: both are tried."""
-    why_not = doctor.no_memory()
+    why_not = device_memory.no_memory()
     assert "none of torch with CUDA, cuda-python and pycuda works" in why_not  # there is no GPU here
     for target, release in (("tensorrt", TEN), ("tensorrt_rtx", RTX)):
         reason, _, command = why_not.partition(" Install one: ")
@@ -182,8 +182,8 @@ def test_a_full_gpu_is_not_told_to_install_anything(machine):
 
 
 def test_asking_for_device_memory_may_end_the_process(monkeypatch):
-    monkeypatch.setattr(doctor, "_TRY_MEMORY", "import os; os._exit(5)")
-    assert doctor.no_memory() == "device memory: asking for it ended with 5"
+    monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import os; os._exit(5)")
+    assert device_memory.no_memory() == "device memory: asking for it ended with 5"
 
 
 V100, B200 = (Driver("13.0", (Gpu(0, n, c, 16 << 30),)) for n, c in (("V100", "7.0"), ("B200", "10.0")))

@@ -37,7 +37,7 @@ from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.doctor import lacking_memory
+from trtpipe.runtime.device_memory import lacking_memory
 from trtpipe.runtime.executor import (
     activation_memory,
     not_executed_here,

@@ -34,7 +34,7 @@ from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import outdated_driver, this_device
-from trtpipe.runtime.doctor import lacking_memory
+from trtpipe.runtime.device_memory import lacking_memory
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver

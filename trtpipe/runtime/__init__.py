@@ -3,6 +3,7 @@
 __all__ = [
     "compatibility",
     "device",
+    "device_memory",
     "doctor",
     "executor",
     "inputs",

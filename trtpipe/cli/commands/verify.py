@@ -12,7 +12,7 @@ from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
 from trtpipe.runtime.compatibility import admit, another_model, failure, problems, remarks
 from trtpipe.runtime.device import device_of
-from trtpipe.runtime.doctor import lacking_memory
+from trtpipe.runtime.device_memory import lacking_memory
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import open_model
 
