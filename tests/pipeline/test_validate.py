@@ -399,7 +399,7 @@ def test_an_engine_that_must_run_here_and_cannot_is_refused_before(folder, monke
     monkeypatch.setattr(driver, "probe", lambda: here)
     monkeypatch.setattr(flavour, "installed", lambda: both)
     monkeypatch.setattr("trtpipe.pipeline.validate.installed", lambda: both)
-    monkeypatch.setattr("trtpipe.runtime.doctor.no_memory", lambda: "")
+    monkeypatch.setattr("trtpipe.runtime.device_memory.no_memory", lambda: "")
     path, listed = write(folder), f"build.compute_capability={named}"
 
     def found(*overrides, **options):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.job.sections import Limits
+from trtpipe.job.limits import Limits
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from calib.data import Source
     from trtpipe.job.job import Job
-    from trtpipe.job.sections import Limits
+    from trtpipe.job.limits import Limits
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
