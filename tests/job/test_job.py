@@ -230,6 +230,10 @@ BROKEN = [
       ("images: val", "images: val\n  require: engine")],
      ["job.yaml:21: check.require: must be graph for target onnxruntime (got engine). "
       "No GPU executes an ONNX file: remove check.require."]),
+    ([("build:\n", "build:\n  target: tensorrt\n  memory_pools: {dla_managed_sram: 1000, dla_local_dram: 3000000}\n"),
+      ("  compute_capability: [8.6, 12.0]\n", "")],
+     ["job.yaml:19: build.memory_pools.dla_managed_sram: must be a power of 2, 4096 or more (got 1000).",
+      "job.yaml:19: build.memory_pools.dla_local_dram: must be a power of 2, 4096 or more (got 3000000)."]),
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
      ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
     ([("build:\n", "build:\n  tensor_formats: {image: [hwc, hwc8], logits: [linear]}\n")],

@@ -225,6 +225,16 @@ def _plugins(build: Build, model: ModelSource) -> Iterator[Broken]:
         yield Broken(path, "have names of their own, which do not differ in case alone", listed(tuple(names)))
 
 
+#: TensorRT's MemoryPoolType: of a DLA "at least 4 KiB and must be a power of 2".
+_LEAST_DLA_POOL = 4096
+
+
+def _pools_of_a_dla(build: Build) -> Iterator[Broken]:
+    for pool, size in build.memory_pools.items():
+        if pool.startswith("dla_") and (size < _LEAST_DLA_POOL or size & (size - 1)):
+            yield Broken(("build", "memory_pools", pool), f"be a power of 2, {_LEAST_DLA_POOL} or more", str(size))
+
+
 def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
         yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
@@ -309,6 +319,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "check"), _engine),
     (("build", "model"), _plugins),
     (("build", "inputs"), _profiles),
+    (("build",), _pools_of_a_dla),
     (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),

@@ -11,6 +11,8 @@ def required(job: Job) -> dict[str, str]:
     """The key of the job that asks for each module, by the module's name: what its target and route compile with is
     not among them."""
     needed = dict.fromkeys(building_modules(version("torch")), "model")
+    if job.calibration is None or not job.precision.calibrated:
+        del needed["numba"]  # it counts values
     if "torchao" in needed:
         needed["torchao"] = folding(job)
     if job.check.images is not None:
