@@ -113,7 +113,7 @@ def document(measured: JsonObject) -> str:
         "`device_types`, `dla_core`, `gpu_fallback`, the `dla_*` pools of `memory_pools`, and "
         f"{_code(DLA_FORMATS)} in `tensor_formats`. Where there is one, all but the first two need one of them. "
         f"Before compute capability {OLDEST_PORTABLE}, `sparse_weights` and {_code(AMPERE_FORMATS)} in "
-        "`tensor_formats` are refused.",
+        "`tensor_formats` are refused for TensorRT; TensorRT-RTX builds `hwc16` for 7.5.",
         "TensorRT: the releases of TensorRT proper that build for it. RTX engines: whether TensorRT-RTX runs its "
         "engines there; `not known` where it does not name the compute capability and nobody has tried.",
         "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
