@@ -17,6 +17,6 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists_aretuples(cls, raw: object) -> object:
+    def _lists_are_tuples(cls, raw: object) -> object:
         """A YAML list is what a tuple field is written as."""
         return {k: tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
