@@ -7,6 +7,7 @@ import io
 import os
 import secrets
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,15 @@ def is_lfs_pointer(path: Path) -> bool:
         with open_regular(path) as stream:
             return stream.read(len(_LFS)) == _LFS
     except OSError:
+        return False
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a file is what torch.jit.save writes: an archive with code in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.split("/")[1:2] == ["code"] for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
         return False
 
 

@@ -304,12 +304,13 @@ class Engine:
 
 @dataclass(frozen=True)
 class Boxes:
-    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes, and
-    bool [K], whether a box is of many (COCO's crowds)."""
+    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes,
+    bool [K], whether a box is of many (COCO's crowds), and the image's place among all of its file, by their ids."""
 
     corners: Array
     classes: Array
     crowd: Array
+    place: int = 0
 
 
 #: What is right for each sample: an array [S, ...] (int64 [S] are classes), boxes, or None where nothing is known.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.judgement import Figure, judge
 from trtpipe.evaluation.standard import STANDARD
 from trtpipe.job.limits import BUILT_IN_METRICS, OwnMetric
+from trtpipe.model.labels import labels_of
 from trtpipe.values import Boxes, Labels
 
 RNG = np.random.default_rng(3)
@@ -139,6 +142,53 @@ def test_coco_map_is_torchmetrics(seed: int, crowds: bool) -> None:
         expected = float(reference.compute()["map"])
     assert 0 < expected < 1
     assert figure("coco_map", outputs, truth).value == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("names", [list(range(6)), [30, 4, 900, 1, 77, 5], [f"id{k}" for k in (3, 1, 2, 9, 0, 5)]])
+@pytest.mark.parametrize("seed", range(3))
+def test_coco_map_is_that_of_the_file_whatever_the_order_of_samples(
+    seed: int, names: list[object], tmp_path: Path
+) -> None:
+    """By pycocotools itself, on the file: with equal scores in several images, and boxes without an area."""
+    import contextlib
+    import io
+
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    outputs, truth = scene(seed, True)
+    scores = np.ceil(outputs["scores"] * 4) / 4
+    annotations = [
+        {"id": 0, "image_id": name, "category_id": int(kind), "iscrowd": int(crowd), "area": 0.0,
+         "bbox": [*map(float, box[:2]), *map(float, box[2:] - box[:2])]}
+        for name, of in zip(names, truth, strict=True)
+        for box, kind, crowd in zip(of.corners, of.classes, of.crowd, strict=True)
+    ]  # fmt: skip
+    annotations[0]["bbox"][2], annotations[1]["bbox"][3] = 0.0, 0.0
+    annotations = [a | {"id": n, "area": a["bbox"][2] * a["bbox"][3]} for n, a in enumerate(annotations, 1)]
+    images = [{"id": name, "file_name": f"{k}.png", "width": 200, "height": 200} for k, name in enumerate(names)]
+    dataset = {"images": images, "annotations": annotations, "categories": [{"id": c} for c in (1, 2, 3)]}
+    (tmp_path / "a.json").write_text(json.dumps(dataset))
+    found = [
+        {"image_id": name, "category_id": int(kind), "score": float(score),
+         "bbox": [*map(float, box[:2]), *map(float, box[2:] - box[:2])]}
+        for k, name in enumerate(names)
+        for box, kind, score in zip(outputs["boxes"][k], outputs["labels"][k], scores[k], strict=True)
+        if score > 0 and kind < 4
+    ]  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        right = COCO()
+        right.dataset = dataset
+        right.createIndex()
+        judged = COCOeval(right, right.loadRes(found), "bbox")
+        judged.evaluate()
+        judged.accumulate()
+        judged.summarize()
+    for order in (range(6), [3, 0, 5, 2, 4, 1]):
+        drawn = list(order)
+        labels = labels_of(str(tmp_path / "a.json"), [f"{k}.png" for k in drawn], None)
+        in_order = {name: values[drawn] for name, values in (outputs | {"scores": scores}).items()}
+        assert figure("coco_map", in_order, labels).value == pytest.approx(float(judged.stats[0]), abs=1e-6)
 
 
 def test_coco_map_by_hand() -> None:

@@ -92,7 +92,7 @@ BROKEN = [
      ["job.yaml:2: model: must have exactly one of factory, program and onnx (got factory and program)."]),
     ([(FACTORY, "  torchscript: m.ts\n")],
      ["job.yaml:2: model: must have exactly one of factory, program and onnx (got torchscript alone). "
-      "torch.export takes no TorchScript file: write it as model.onnx, by torch.onnx.export of torch.jit.load, "
+      "torch.export takes no TorchScript file. Write it as model.onnx, by torch.onnx.export of torch.jit.load, "
       "dynamo=False."]),
     ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
      ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",

@@ -49,6 +49,16 @@ def test_masks_are_found_by_name_and_keep_their_classes(tmp_path: Path) -> None:
     assert set(np.unique(found[0])) == {int(np.asarray(palette)[0, 0])}
 
 
+def test_masks_that_lost_something_are_refused(tmp_path: Path) -> None:
+    """JPEG blurs numbers of classes into others; whatever the name says."""
+    folder = masks(tmp_path / "masks")
+    Image.open(folder / "b.png").save(folder / "b.jpg")
+    (folder / "b.png").unlink()
+    message = r"b\.jpg: must be saved without loss \(got JPEG, which changes numbers of classes\)\. Save it as PNG\."
+    with pytest.raises(InputError, match=message):
+        labels_of(str(folder), IDS, None)
+
+
 def coco(path: Path, boxes: dict[str, list[tuple[float, ...]]], size: tuple[int, int] = (100, 60)) -> Path:
     """Annotations of class 7 in images of one size."""
     images = [{"id": 10 + k, "file_name": n, "width": size[0], "height": size[1]} for k, n in enumerate(boxes)]

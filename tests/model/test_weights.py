@@ -210,6 +210,17 @@ def test_a_weight_without_elements_has_a_digest(strides: tuple[int]) -> None:
     assert weights_digest(network) == weights_digest(other)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchscript_in_the_place_of_weights_is_told_so(job: Any, tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "w.pt")
+    with pytest.raises(InputError) as raised:
+        load_model(job("w.pt"), tmp_path)
+    assert str(raised.value) == (
+        "model.weights: must be a file of tensors (got w.pt, of torch.jit.save). Save the state_dict of the module "
+        "that it was made of, and name the file in model.torchscript."
+    )
+
+
 def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))

@@ -111,3 +111,15 @@ def test_what_is_no_program_says_why(tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(b"no archive")
     (problem,) = deep_problems(load_job(path))
     assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchscript_is_told_what_takes_it(tmp_path: Path) -> None:
+    """PyTorch says of it that the file is corrupted."""
+    path = job(tmp_path, 2)
+    torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "net.pt2")
+    (problem,) = deep_problems(load_job(path))
+    assert str(problem) == (
+        "model.program: must be a file of torch.export.save (got net.pt2, of torch.jit.save). Write it as model.onnx, "
+        "by torch.onnx.export of torch.jit.load, dynamo=False."
+    )

@@ -222,14 +222,17 @@ def coco_map(
             f"needs boxes of categories that the model has, {have} (got category_id {others[0]}). Give each class's "
             f"category_id in args.categories, in the model's order: {used[:3]}, with -1 for one that is none"
         )
+    # Equal scores of several images count in the order of these.
+    places = [of.place for of in labels]
+    images = places if len(set(places)) == len(places) else list(range(len(labels)))
     truth: list[JsonObject] = [
         {"id": 0, "image_id": i, "category_id": int(kind), "bbox": _width_height(box), "iscrowd": int(crowd),
          "area": float((box[2] - box[0]) * (box[3] - box[1]))}
-        for i, known in enumerate(labels)
+        for i, known in zip(images, labels, strict=True)
         for box, kind, crowd in zip(known.corners, known.classes, known.crowd, strict=True)
     ]  # fmt: skip
     answers = [
-        {"image_id": i, "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
+        {"image_id": images[i], "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
          "score": float(certain[i, j])}
         for i, j in zip(*np.nonzero(certain > -np.inf), strict=True)
     ]  # fmt: skip
@@ -240,7 +243,7 @@ def coco_map(
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         right = COCO()
         right.dataset = {
-            "images": [{"id": i} for i in range(len(corners))],
+            "images": [{"id": i} for i in images],
             "annotations": [{**t, "id": n} for n, t in enumerate(truth, 1)],
             "categories": [{"id": c} for c in used],
         }

@@ -43,12 +43,15 @@ def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
             yield from rule(*(sections[name] for name in names))
 
 
+#: What to do with a file of TorchScript, which torch.export does not take.
+FROM_TORCHSCRIPT = "Write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
+
+
 def _one_source(model: ModelSource) -> Iterator[Broken]:
     sources = given(model, "factory", "program", "onnx")
     if len(sources) != 1:
         alone = not sources and model.torchscript is not None
-        as_onnx = "write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
-        hint = f"torch.export takes no TorchScript file: {as_onnx}" if alone else ""
+        hint = f"torch.export takes no TorchScript file. {FROM_TORCHSCRIPT}" if alone else ""
         got = "torchscript alone" if alone else joined_names(sources)
         yield Broken(("model",), "have exactly one of factory, program and onnx", got, hint)
     yield from named_callable(model.factory, ("model", "factory"))

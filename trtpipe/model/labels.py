@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -187,6 +188,8 @@ def _mask_files(
                 mask: Image.Image = opened
         except UNREADABLE_IMAGE as error:
             raise _fault(path, "be a readable image", error) from error
+        if opened.format == "JPEG":
+            raise _fault(path, "be saved without loss", "JPEG, which changes numbers of classes", "Save it as PNG.")
         if mask.mode not in ("1", "L", "P", "I", "I;16"):
             hint = "Save it with one channel or a palette; a pixel's value is its class."
             raise _fault(path, "be a mask of one channel", f"mode {mask.mode}", hint)
@@ -213,6 +216,7 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: 
             by_image[annotation["image_id"]].append(annotation)
         counts = Counter(PurePosixPath(name).name for name in images)
         short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}
+        places = {image: place for place, image in enumerate(sorted(sizes, key=lambda i: (isinstance(i, str), i)))}
         result = []
         for name in ids:
             image = images.get(name) or short.get(PurePosixPath(name).name)
@@ -223,7 +227,7 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: 
                 must = f"give the size of {name}, {picture[0]} x {picture[1]}"
                 hint = "Its boxes are of another picture: take the annotations of the pictures that are checked."
                 raise _fault(path, must, f"width {size[0]}, height {size[1]}", hint)
-            result.append(_boxes(by_image[image["id"]], size, spec))
+            result.append(replace(_boxes(by_image[image["id"]], size, spec), place=places[image["id"]]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, CalibError) as error:
         must = (
             "be annotations of COCO: images (id, file_name, width, height), annotations (image_id, bbox, category_id)"
@@ -241,11 +245,13 @@ def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: Trans
     for step in geometry(TransformSpec(resize=spec.resize)):
         blank = step(blank)
     corners *= np.tile((blank.width / width, blank.height / height), 2)
+    kept: Array = np.ones(len(corners), np.bool_)
     if spec.center_crop is not None:
+        whole = (corners[:, 2:] > corners[:, :2]).all(1)  # others are COCO's to judge
         down, across = crop = (spec.center_crop,) * 2 if isinstance(spec.center_crop, int) else spec.center_crop
         corners -= np.tile((_offset(blank.width, across), _offset(blank.height, down)), 2)
         corners = np.clip(corners, 0, np.tile(crop[::-1], 2))
-    kept = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
+        kept = np.logical_or(~whole, (corners[:, 2:] > corners[:, :2]).all(1))
     classes = np.array([int(a["category_id"]) for a in annotations], np.int64)
     crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], np.bool_)
     return Boxes(corners[kept], classes[kept], crowd[kept])

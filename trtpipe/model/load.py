@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.files import is_torchscript
 from calib.process_state import put_back
 from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
+from trtpipe.job.rules import FROM_TORCHSCRIPT
 from trtpipe.model.output_specs import left_out, output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
@@ -253,6 +255,11 @@ def _read(path: str) -> torch.export.ExportedProgram:
         while reason.__cause__ is not None:
             reason = reason.__cause__
         lacking = _UNREGISTERED.search(str(reason))
+        if is_torchscript(Path(path)):
+            got = f"{Path(path).name}, of torch.jit.save"
+            raise InputError(
+                f"model.program: must be a file of torch.export.save (got {got}). {FROM_TORCHSCRIPT}"
+            ) from None
         if lacking is None:
             got = f"{Path(path).name}: {first_line(reason)}"
             raise InputError(f"model.program: must be a file of torch.export.save (got {got}).") from error

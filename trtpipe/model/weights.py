@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.files import is_torchscript
 from calib.types import JsonObject
 from calib.user_code import user_code
 from trtpipe.errors import InputError, first_line
@@ -36,6 +37,10 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
         got = f"{path}: {error.strerror or first_line(error)}"
         raise InputError(f"model.weights: must be a file that can be read (got {got}). Is all of it there?") from None
     except Exception as error:
+        if is_torchscript(path):
+            got = f"{path.name}, of torch.jit.save"
+            step = "Save the state_dict of the module that it was made of, and name the file in model.torchscript."
+            raise InputError(f"model.weights: must be a file of tensors (got {got}). {step}") from None
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
         step = "Save the state_dict, not the module." if " global" in str(error) else "Is it one, and all of it there?"
