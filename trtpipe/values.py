@@ -18,6 +18,9 @@ from trtpipe.notebook import table_html
 if TYPE_CHECKING:
     import torch
 
+#: What to do with a file of TorchScript, which torch.export does not take.
+FROM_TORCHSCRIPT = "Write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
+
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BindingDtype = Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"]
 BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)

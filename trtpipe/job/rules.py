@@ -33,7 +33,7 @@ from trtpipe.job.data_rules import (
 from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
 from trtpipe.outputs import is_plain
-from trtpipe.values import DimRange
+from trtpipe.values import FROM_TORCHSCRIPT, DimRange
 
 
 def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
@@ -41,10 +41,6 @@ def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
     for names, rule in RULES:
         if all(name in sections for name in names):
             yield from rule(*(sections[name] for name in names))
-
-
-#: What to do with a file of TorchScript, which torch.export does not take.
-FROM_TORCHSCRIPT = "Write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
 
 
 def _one_source(model: ModelSource) -> Iterator[Broken]:
