@@ -86,6 +86,13 @@ def test_the_number_of_samples_that_would_tell():
     # the limit's side of the interval is 0.02 wide and the distance 0.01: four times the samples
     assert samples_to_tell(0.02, (0.0, 0.9), 0.01, 100) == 400
     assert samples_to_tell(0.01, (0.0, 0.04), 0.01, 100) is None
+    for samples in (20, 50, 100):  # nothing differs: found by trying every number
+        least = next(n for n in range(1, 999) if binomial_interval(n, n)[0] >= 0.98)
+        assert samples_to_tell(1.0, binomial_interval(samples, samples), 0.98, samples) == pytest.approx(
+            least, rel=0.15
+        )
+        least = next(n for n in range(1, 999) if paired_interval(0, 0, n)[1] <= 0.01)
+        assert samples_to_tell(0.0, paired_interval(0, 0, samples), 0.01, samples) == pytest.approx(least, rel=0.2)
     n = samples_to_tell(0.97, binomial_interval(97, 100), 0.98, 100)
     assert not can_tell(binomial_interval(round(0.97 * n / 2), n // 2), 0.98, True)
     assert can_tell(binomial_interval(round(0.97 * n * 2), n * 2), 0.98, True)

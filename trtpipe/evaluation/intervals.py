@@ -136,7 +136,8 @@ def can_tell(interval: Interval, limit: float, larger_is_better: bool) -> bool:
 
 
 def samples_to_tell(value: float, interval: Interval, limit: float, samples: int) -> int | None:
-    """About how many samples would decide, were the value to stay: widths shrink with the root of the number.
+    """About how many samples would decide, were the value to stay: widths shrink with the root of the number; with the
+    number itself where all samples are alike, as in a share of 1 and a drop of which none is lost or won.
 
     None when the value is at the limit, or something is infinite: no number decides.
     """
@@ -144,4 +145,5 @@ def samples_to_tell(value: float, interval: Interval, limit: float, samples: int
     width = interval[1] - value if limit > value else value - interval[0]
     if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):
         return None
-    return max(samples + 1, math.ceil(samples * (width / distance) ** 2))
+    alike = value in interval or np.allclose(interval, paired_interval(0, 0, samples), rtol=0, atol=1e-9)
+    return max(samples + 1, math.ceil(samples * (width / distance) ** (1 if alike else 2)))
