@@ -44,6 +44,8 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
         step = "Save the state_dict, not the module." if " global" in str(error) else "Is it one, and all of it there?"
+        if "numpy" in reason:
+            step = "Make its NumPy arrays tensors, by torch.from_numpy, and save it again."
         raise InputError(
             f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: "
             f"{first_line(reason) or first_line(error)}). {step}"
