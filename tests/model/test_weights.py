@@ -223,7 +223,7 @@ def test_torchscript_in_the_place_of_weights_is_told_so(job: Any, tmp_path: Path
 
 def test_a_state_dict_of_numpy_arrays_is_told_so(job: Any, tmp_path: Path) -> None:
     torch.save({name: w.numpy() for name, w in torch.nn.Linear(4, 3).state_dict().items()}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match="Make its NumPy arrays tensors, by torch.from_numpy, and save it again"):
+    with pytest.raises(InputError, match=r"Make its NumPy arrays tensors, by torch.from_numpy, and save it again"):
         load_model(job("w.pt"), tmp_path)
 
 
