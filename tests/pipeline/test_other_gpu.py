@@ -76,5 +76,5 @@ def test_a_kit_is_finished_there_with_its_graphs_check(job: Path, capsys: pytest
     assert (manifest.check.executed, manifest.check.passed) == ("graph", True)
     assert any(note.startswith("No GPU could execute the engine where the kit was finished") for note in manifest.notes)
     capsys.readouterr()
-    assert main(["build", str(job), "-o", str(job.parent / "strict"), "--set", "check.require=engine"]) == 1
-    assert "check.require is engine, and no GPU executed it here" in capsys.readouterr().out
+    assert main(["build", str(job), "-o", str(job.parent / "strict"), "--set", "check.require=engine"]) == 3
+    assert "check.require: cannot be engine on this machine, whose GPU does not run the" in capsys.readouterr().err
