@@ -436,7 +436,9 @@ def test_a_callable_may_write_into_what_it_is_given(boxes: bool) -> None:
     def spoiling(outputs: dict[str, Any], labels: Any, ids: tuple[str, ...], weights: list[int]) -> float:
         for array in outputs.values():
             array[...] = 0
-        for array in [labels] if isinstance(labels, np.ndarray) else [a for b in labels for a in vars(b).values()]:
+        for array in (
+            [labels] if isinstance(labels, np.ndarray) else [a for b in labels for a in (b.corners, b.classes, b.crowd)]
+        ):
             array[...] = 0
         weights.append(1)
         outputs.clear()
