@@ -1,9 +1,15 @@
-"""A figure beside its limit: no rounding takes one across the other, of a difference as of its text."""
+"""A figure beside its limit: no rounding takes one across the other, of a difference as of its text. And differences of
+arrays, of which no rounding hides one.
+"""
 
 from __future__ import annotations
 
 import math
 from decimal import Decimal
+
+import numpy as np
+
+from calib.types import Array
 
 
 def exact(x: float) -> str:
@@ -40,6 +46,23 @@ def less(a: float, b: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return a - b
     return float(Decimal(repr(float(a))) - Decimal(repr(float(b))))
+
+
+def difference(wanted: Array, got: Array) -> Array:
+    """got - wanted of two arrays of one shape, any dtypes, as float64 of that shape.
+
+    Whole numbers are subtracted as such: above 2^53 float64 holds not every int64, and would take different ones for
+    the same.
+    """
+    wide: Array = got.astype(np.float64) - wanted.astype(np.float64)
+    if not (wanted.dtype.kind == got.dtype.kind == "i"):
+        return wide
+    a, b = got.astype(np.int64), wanted.astype(np.int64)
+    with np.errstate(over="ignore"):
+        whole = a - b
+    past = ((a ^ b) & (a ^ whole)) < 0  # what int64 holds: float64 is near enough there
+    result: Array = np.where(past, wide, whole.astype(np.float64))
+    return result
 
 
 def share(part: float, whole: float) -> float:

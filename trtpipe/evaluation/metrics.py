@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calib.types import Array
+from trtpipe.figures import difference
 
 #: The best value of every figure of the check: larger is better where it is over 0. A metric of the job's own says for
 #: itself which way is better.
@@ -33,18 +34,9 @@ def _rows(x: Array) -> Array:
 
 
 def _less(output: Array, reference: Array) -> Array:
-    """output - reference of two arrays [S, ...] as float64 [S, everything else]: above 2^53 float64 holds not every
-    int64, and would take different ones for the same."""
-    a, b = np.asarray(output), np.asarray(reference)
-    wide: Array = _rows(a) - _rows(b)
-    if not (a.dtype.kind == b.dtype.kind == "i"):
-        return wide
-    a, b = (x.astype(np.int64).reshape(len(x), -1) for x in (a, b))
-    with np.errstate(over="ignore"):
-        whole = a - b
-    past = ((a ^ b) & (a ^ whole)) < 0  # what int64 holds: float64 is near enough there
-    result: Array = np.where(past, wide, whole.astype(np.float64))
-    return result
+    """output - reference of two arrays [S, ...] as float64 [S, everything else] (`difference`)."""
+    a, b = (np.asarray(x).reshape(len(x), -1) for x in (output, reference))
+    return difference(b, a)
 
 
 def cosine(reference: Array, output: Array) -> Array:
@@ -73,7 +65,10 @@ def max_abs(reference: Array, output: Array) -> float:
 
 def relative_l2(reference: Array, output: Array) -> float:
     """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; inf where the reference is all zero."""
-    noise, signal = np.linalg.norm(_less(output, reference)), np.linalg.norm(_rows(reference))
+    noise, signal = (
+        np.linalg.norm(_less(output, reference)),
+        np.linalg.norm(_rows(reference)),
+    )
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
     return float(noise / signal)

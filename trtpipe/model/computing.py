@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from calib.types import Array
 from trtpipe.errors import InputError, MissingError, first_line
+from trtpipe.figures import difference
 from trtpipe.values import LoadedModel
 
 if TYPE_CHECKING:
@@ -120,16 +121,12 @@ def computing_device(
 
 
 def apart(wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """got - wanted of two tensors of one shape and any dtypes, float64: whole numbers are subtracted as such, of which
-    float64 would take different ones above 2^53 for the same."""
+    """`figures.difference` of two tensors: got - wanted, float64 of their shape; of whole numbers on the CPU."""
     import torch
 
-    wide = got.double() - wanted.double()
     if wanted.is_floating_point() or got.is_floating_point():
-        return wide
-    a, b = got.long(), wanted.long()
-    whole = a - b
-    return torch.where(((a ^ b) & (a ^ whole)) < 0, wide, whole.double())  # past int64 float64 is near enough
+        return got.double() - wanted.double()
+    return torch.from_numpy(difference(wanted.cpu().numpy(), got.cpu().numpy()))
 
 
 def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:

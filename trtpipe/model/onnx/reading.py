@@ -156,8 +156,8 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
 
 
 def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
-    """Make named tensors the outputs of a file, and drop what they do not need, of fewer inputs too; whether a part is
-    left.
+    """Make named tensors the outputs of a file, and drop the nodes that they do not need, and the inputs where they are
+    not the file's own; whether a part is left.
 
     Args:
         model: changed in place.
