@@ -35,4 +35,6 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("model_type", "dataclass_type"):  # pydantic's words name a class of the code's
+        message = "Input should be an object of JSON"
     return f"{path}: {message}" if path else message

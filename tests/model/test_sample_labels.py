@@ -229,6 +229,37 @@ def test_a_sample_that_is_labelled_twice_is_refused(tmp_path: Path, kind: str) -
     assert str(caught.value) == f"check.labels: {path}: must label each sample once (got {twice} twice). Remove one."
 
 
+def coco_text(**changed: Any) -> bytes:
+    """A file of COCO whose parts have these values changed; None takes one away."""
+    whole = {
+        "images": {"id": 1, "file_name": "b.jpg", "width": 2, "height": 2},
+        "annotations": {"id": 7, "image_id": 1, "bbox": [0, 0, 1, 1], "category_id": 1},
+    }
+    return json.dumps({
+        part: change if isinstance(change := changed.get(part, {}), (str, int)) else [
+            {k: v for k, v in (item | one).items() if v is not None}
+            for one in (change if isinstance(change, list) else [change])
+        ]
+        for part, item in whole.items()
+    }).encode()  # fmt: skip
+
+
+NOT_COCO = [
+    ("images", {"id": None}, "images.0.id: Field required"),
+    ("images", {"width": 0}, "images.0.width: Input should be greater than 0"),
+    ("images", {"file_name": 7}, "images.0.file_name: Input should be a valid string"),
+    ("images", "b.jpg", "images: Input should be a valid list"),
+    ("annotations", {"bbox": [0, 0, 1]}, "annotations.0.bbox.3: Field required"),
+    ("annotations", {"bbox": "0 0 1 1"}, "annotations.0.bbox: Input should be a valid tuple"),
+    ("annotations", {"bbox": [0, 0, 1, "wide"]},
+     "annotations.0.bbox.3: Input should be a valid number, unable to parse string as a number"),
+    ("annotations", {"category_id": None}, "annotations.0.category_id: Field required"),
+    ("annotations", {"category_id": 1.5},
+     "annotations.0.category_id: Input should be a valid integer, got a number with a fractional part"),
+    ("annotations", 4, "annotations: Input should be a valid list"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -240,7 +271,13 @@ def test_a_sample_that_is_labelled_twice_is_refused(tmp_path: Path, kind: str) -
          "must give masks of one size (got (3, 3), (4, 4)). Set transform.center_crop, or resize: [height, width]."),
         ("m", {"cat/a.png": b"", "b.png": "L"}, "/cat/a.png: must be a readable image (got cannot identify image file"),
         ("a.json", b"{}", "must be annotations of COCO: images (id, file_name, width, height), annotations (image_id, "
-         "bbox, category_id) (got KeyError: 'images')."),
+         "bbox, category_id) (got images: Field required). COCO's object detection files are so."),
+        *(("a.json", coco_text(**{where: change}), f"category_id) (got {got}). COCO's object detection files are so.")
+          for where, change, got in NOT_COCO),
+        ("a.json", b"[", "category_id) (got Expecting value: line 1 column 2 (char 1))."),
+        ("a.json", b"[]", "category_id) (got Input should be an object of JSON)."),
+        ("a.json", coco_text(images=[{"file_name": "cat/a.png"}, {"file_name": "b.jpg"}]),
+         "must give each image an id of its own (got 1 twice). Number them anew."),
         ("a.json", b'{"images": [], "annotations": []}',
          "must list each image, its file_name as below check.images (got none for cat/a.png)."),
         ("a.json", b'{"images": [{"id": 1, "file_name": "b.jpg", "width": 2, "height": 2}], "annotations": '

@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image
+from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
 
 from calib.errors import CalibError
 from calib.files import open_regular, text_at_most
 from calib.folders import images_below
 from calib.images import UNREADABLE_IMAGE, geometry
 from calib.samples import TransformSpec
-from calib.strictjson import loads
-from calib.types import Array, JsonObject
+from calib.strictjson import first_problem, loads
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import Boxes, Labels
 
@@ -202,44 +203,68 @@ def _mask_files(
         yield mask
 
 
+class _CocoImage(BaseModel):
+    id: int | str
+    file_name: str
+    width: PositiveInt
+    height: PositiveInt
+
+
+class _CocoAnnotation(BaseModel):
+    image_id: int | str
+    bbox: tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+    category_id: int
+    iscrowd: bool = False
+
+
+class _Coco(BaseModel):
+    """What is read of COCO's annotations; they hold more."""
+
+    images: list[_CocoImage]
+    annotations: list[_CocoAnnotation]
+
+
 def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> tuple[Boxes, ...]:
     spec = _spec(transform, path)
     try:
-        data: Any = loads(text_at_most(Path(path), _MOST_BYTES))
-        images = _once(path, ((str(image["file_name"]), image) for image in data["images"]))
-        sizes = {image["id"]: (int(image["width"]), int(image["height"])) for image in images.values()}
-        by_image: dict[object, list[JsonObject]] = {image: [] for image in sizes}
-        for annotation in data["annotations"]:
-            if annotation["image_id"] not in by_image:
-                hint = "Leave its annotations out with it, or list it."
-                raise _fault(path, "list the image of each annotation", f"none of id {annotation['image_id']}", hint)
-            by_image[annotation["image_id"]].append(annotation)
-        counts = Counter(PurePosixPath(name).name for name in images)
-        short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}
-        places = {image: place for place, image in enumerate(sorted(sizes, key=lambda i: (isinstance(i, str), i)))}
-        result = []
-        for name in ids:
-            image = images.get(name) or short.get(PurePosixPath(name).name)
-            if image is None:
-                raise _fault(path, "list each image, its file_name as below check.images", f"none for {name}")
-            size, picture = sizes[image["id"]], _size(pictures, name)
-            if picture is not None and size != picture:
-                must = f"give the size of {name}, {picture[0]} x {picture[1]}"
-                hint = "Its boxes are of another picture: take the annotations of the pictures that are checked."
-                raise _fault(path, must, f"width {size[0]}, height {size[1]}", hint)
-            result.append(replace(_boxes(by_image[image["id"]], size, spec), place=places[image["id"]]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CalibError) as error:
+        data = _Coco.model_validate(loads(text_at_most(Path(path), _MOST_BYTES)))
+    except (OSError, ValueError, RecursionError, CalibError) as error:
         must = (
             "be annotations of COCO: images (id, file_name, width, height), annotations (image_id, bbox, category_id)"
         )
-        raise _fault(path, must, f"{type(error).__name__}: {error}") from error
+        why = first_problem(error) if isinstance(error, ValidationError) else error
+        raise _fault(path, must, why, "COCO's object detection files are so.") from error
+    images = _once(path, ((image.file_name, image) for image in data.images))
+    by_image: dict[int | str, list[_CocoAnnotation]] = {image.id: [] for image in data.images}
+    if len(by_image) < len(images):
+        twice = next(i for i, count in Counter(image.id for image in data.images).items() if count > 1)
+        raise _fault(path, "give each image an id of its own", f"{twice} twice", "Number them anew.")
+    for annotation in data.annotations:
+        if annotation.image_id not in by_image:
+            hint = "Leave its annotations out with it, or list it."
+            raise _fault(path, "list the image of each annotation", f"none of id {annotation.image_id}", hint)
+        by_image[annotation.image_id].append(annotation)
+    counts = Counter(PurePosixPath(name).name for name in images)
+    short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}
+    places = {image: place for place, image in enumerate(sorted(by_image, key=lambda i: (isinstance(i, str), i)))}
+    result = []
+    for name in ids:
+        image = images.get(name) or short.get(PurePosixPath(name).name)
+        if image is None:
+            raise _fault(path, "list each image, its file_name as below check.images", f"none for {name}")
+        size, picture = (image.width, image.height), _size(pictures, name)
+        if picture is not None and size != picture:
+            must = f"give the size of {name}, {picture[0]} x {picture[1]}"
+            hint = "Its boxes are of another picture: take the annotations of the pictures that are checked."
+            raise _fault(path, must, f"width {size[0]}, height {size[1]}", hint)
+        result.append(replace(_boxes(by_image[image.id], size, spec), place=places[image.id]))
     return tuple(result)
 
 
-def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: TransformSpec) -> Boxes:
+def _boxes(annotations: Sequence[_CocoAnnotation], size: tuple[int, int], spec: TransformSpec) -> Boxes:
     """The annotated boxes after resize and crop; what was cropped away is left out, and nothing else is changed."""
     width, height = size
-    corners = np.array([a["bbox"] for a in annotations], np.float64).reshape(-1, 4)
+    corners = np.array([a.bbox for a in annotations], np.float64).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
     blank = Image.new("1", size)  # the same steps on an image of this size say where its corners go
     for step in geometry(TransformSpec(resize=spec.resize)):
@@ -252,8 +277,8 @@ def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: Trans
         corners -= np.tile((_offset(blank.width, across), _offset(blank.height, down)), 2)
         corners = np.clip(corners, 0, np.tile(crop[::-1], 2))
         kept = np.logical_or(~whole, (corners[:, 2:] > corners[:, :2]).all(1))
-    classes = np.array([int(a["category_id"]) for a in annotations], np.int64)
-    crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], np.bool_)
+    classes = np.array([a.category_id for a in annotations], np.int64)
+    crowd = np.array([a.iscrowd for a in annotations], np.bool_)
     return Boxes(corners[kept], classes[kept], crowd[kept])
 
 

@@ -125,3 +125,24 @@ def test_a_keyword_of_python_as_the_name_of_a_constant(name: str, tmp_path: Path
     with torch.inference_mode():
         (found,) = captured.graph(torch.from_numpy(x))
     np.testing.assert_allclose(found.numpy(), np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"value": numpy_helper.from_array(np.arange(6, dtype=np.float32))},
+        {"value": numpy_helper.from_array(np.array(2.5, np.float32))},
+        {"value_float": 2.5},
+        {"value_floats": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]},
+    ],
+)
+def test_a_constant_may_be_an_output_and_be_read(kind: dict[str, Any], tmp_path: Path) -> None:
+    """Anchors and scales are given along by detectors."""
+    nodes = [helper.make_node("Constant", [], ["anchors"], **kind), helper.make_node("Add", ["x", "anchors"], ["y"])]
+    path = file(tmp_path / "m.onnx", nodes, "y", "anchors")
+    x = np.random.default_rng(2).normal(size=(2, 4, 6)).astype(np.float32)
+    found = load_network(path)(torch.from_numpy(x))
+    expected = onnxruntime.InferenceSession(path).run(["y", "anchors"], {"x": x})
+    assert list(found) == ["y", "anchors"]
+    for name, value in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(found[name].numpy(), value)

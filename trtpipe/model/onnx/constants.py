@@ -33,6 +33,25 @@ def without_copies(model: ir.Model) -> None:
             model.graph.remove(node, safe=True)
 
 
+def without_constant_outputs(model: ir.Model) -> None:
+    """Make each output that a Constant node gives the Identity of it, as only what is no output becomes an initializer.
+
+    Args:
+        model: changed in place; the outputs keep their names.
+    """
+    import onnx_ir as ir
+
+    graph = model.graph
+    for k, value in enumerate(graph.outputs):
+        node = value.producer()
+        if node is not None and node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
+            copy = ir.node("Identity", [value])
+            graph.insert_after(node, copy)
+            graph.outputs[k] = copy.outputs[0]
+            copy.outputs[0].name, value.name = value.name, f"{value.name}_constant"
+            copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+
+
 def make_dense(graph: onnx.GraphProto) -> None:
     """Write the sparse constants of a graph out, which onnx_ir does not read; the graph is changed."""
     from onnx import helper, numpy_helper

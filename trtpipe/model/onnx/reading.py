@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.onnx.constants import fold_constants, make_dense, without_copies
+from trtpipe.model.onnx.constants import fold_constants, make_dense, without_constant_outputs, without_copies
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
@@ -130,6 +130,7 @@ def opened(path: Path) -> ir.Model:
         require_inside(path.parent, str(tensor.location))
     for step in (
         common.InlinePass(),
+        without_constant_outputs,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.RemoveInitializersFromInputsPass(),
         common.TopologicalSortPass(),
