@@ -556,6 +556,8 @@ def test_repeat_compares_engines_and_outputs(world, here):
     assert len(set(drift["engines"])) == 1
     assert drift["max_abs"] == 0.0
     assert "drift: 2 builds, one engine; outputs differ by at most 0" in (world / "out/nightly.txt").read_text()
+    after = result(here(jobs=(str(job),)), "again")
+    assert (after["outcome"], after["reasons"]) == ("built", ["--repeat builds without the cache, and left none there"])
 
 
 def test_repeat_says_what_was_compared_where_no_engine_is_executed(world, here, monkeypatch):

@@ -28,7 +28,7 @@ from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, W
 from trtpipe.nightly.outcome import ACCEPTED, JobOutcome, NightlyReport, stopped
 from trtpipe.nightly.regressions import LIMITS, compare
 from trtpipe.nightly.signing import sign_green
-from trtpipe.nightly.task import GONE, from_plain, recorded
+from trtpipe.nightly.task import GONE, UNKEPT, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
@@ -284,7 +284,7 @@ class _Night:
             return (f"--repeat {self.options.repeat}",)
         if past is None:
             return (FIRST,)
-        return ingredients.reasons(past.parts) or (GONE,)
+        return ingredients.reasons(past.parts) or (GONE if past.outcome.drift is None else UNKEPT,)
 
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Why a job is built again that was green before.
 GONE = "its bundle is no longer in the cache"
+UNKEPT = "--repeat builds without the cache, and left none there"
 
 
 @dataclass(frozen=True)
