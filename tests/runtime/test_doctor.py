@@ -186,6 +186,21 @@ def test_asking_for_device_memory_may_end_the_process(monkeypatch):
     assert device_memory.no_memory() == "device memory: asking for it ended with 5"
 
 
+def test_each_of_several_gpus_is_judged(machine):
+    """An old card beside a new one: what one of them can is possible, and what the other cannot is said."""
+    both = Driver("12.6", (Gpu(0, "P100", "6.0", 16 << 30), Gpu(1, "NVIDIA L4", "8.9", 24 << 30)))
+    found = machine(both, {"tensorrt": TEN, "tensorrt_rtx": RTX})
+    assert can(found)["run an engine (target tensorrt_rtx)"]
+    assert can(found)["build and run an engine (target tensorrt)"]
+    said = why(found, "run an engine (target tensorrt_rtx)")
+    assert said.startswith("TensorRT-RTX 1.7.1.116 on NVIDIA L4; P100: a portable engine is for ")
+    assert why(found, "target tensorrt)") == (
+        "TensorRT 10.3.0 on NVIDIA L4; P100 (compute capability 6.0) must have TensorRT before 10.0 (got 10.3.0)"
+    )
+    twins = Driver("12.6", tuple(Gpu(k, "NVIDIA L4", "8.9", 24 << 30) for k in range(2)))
+    assert why(machine(twins, {"tensorrt": TEN}), "target tensorrt)") == "TensorRT 10.3.0 on NVIDIA L4"
+
+
 V100, B200 = (Driver("13.0", (Gpu(0, n, c, 16 << 30),)) for n, c in (("V100", "7.0"), ("B200", "10.0")))
 CU12, CU11 = (Driver(c, (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),)) for c in ("12.2", "11.8"))
 P100 = Driver("12.6", (Gpu(0, "P100", "6.0", 16 << 30),))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trtpipe.import_errors import import_failures
 from trtpipe.model.torch_versions import building_modules, misfit, unsupported
@@ -34,7 +34,7 @@ from trtpipe.routes.options import FRONTENDS, REQUIREMENTS, unfit_release
 from trtpipe.runtime import device_memory
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
-from trtpipe.trt.driver import Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.install import tensorrt_command
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
@@ -196,40 +196,53 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
     if gpu.problem:
         return built, Ability(run, False, gpu.problem)
-    here = gpu.devices[0]
-    support = rtx_support(here.compute_capability)
-    if support.runs and (why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx"))):
-        return built, Ability(run, False, why, install)
-    if support.runs:
+
+    def on(here: Gpu) -> Ability:
+        support = rtx_support(here.compute_capability)
+        if not support.runs:
+            return Ability(run, False, f"{here.name}: {support.why}")
+        if why := outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
+            return Ability(run, False, why, install)
         known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
-        reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
-        if memory:
-            but = f"but for this {here.name} only where device memory works: the check executes the engine"
-            built = Ability(build, True, f"{built.reason}; {but}")
-        return built, _with_memory(Ability(run, True, reason), memory)
-    return built, Ability(run, False, f"{here.name}: {support.why}")
+        return Ability(run, True, f"{titled} on {here.name}{'' if known else f': {support.why}'}")
+
+    runs = _on_any(gpu, on)
+    if runs.possible and memory:
+        names = ", ".join(dict.fromkeys(d.name for d in gpu.devices if on(d).possible))
+        but = f"but for this {names} only where device memory works: the check executes the engine"
+        built = Ability(build, True, f"{built.reason}; {but}")
+    return built, _with_memory(runs, memory) if runs.possible else runs
+
+
+def _on_any(gpu: Driver, on: Callable[[Gpu], Ability]) -> Ability:
+    """What at least one of the GPUs is able to, with what holds for each, the able first."""
+    each = sorted(dict.fromkeys(map(on, gpu.devices)), key=lambda a: not a.possible)
+    return replace(each[0], reason="; ".join(dict.fromkeys(a.reason for a in each)))
 
 
 def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool) -> tuple[Ability, ...]:
     both = "build and run an engine (target tensorrt)"
     if gpu.problem:
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
-    here = gpu.devices[0]
-    install = tensorrt_command("tensorrt", gpu.cuda, here.compute_capability, jetson=jetson)
-    if "tensorrt" not in tensorrts:
-        return (Ability(both, False, absence("tensorrt"), install),)
-    distribution, release = tensorrts["tensorrt"]
-    if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {release} is older than {flavour.oldest('tensorrt')}", install),)
-    if distribution.startswith("tensorrt-lean"):
-        reason = "tensorrt-lean only runs engines that were built elsewhere"
-        return (Ability(both, False, reason, install),)
-    if wanted := releases_wanted(here.compute_capability, release):
-        reason = f"{here.name} (compute capability {here.compute_capability}) must have TensorRT {wanted}"
-        return (Ability(both, False, f"{reason} (got {release})", install),)
-    if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
-        return (Ability(both, False, why, "" if jetson else install),)
-    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), memory),)
+
+    def on(here: Gpu) -> Ability:
+        install = tensorrt_command("tensorrt", gpu.cuda, here.compute_capability, jetson=jetson)
+        if "tensorrt" not in tensorrts:
+            return Ability(both, False, absence("tensorrt"), install)
+        distribution, release = tensorrts["tensorrt"]
+        if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
+            return Ability(both, False, f"TensorRT {release} is older than {flavour.oldest('tensorrt')}", install)
+        if distribution.startswith("tensorrt-lean"):
+            return Ability(both, False, "tensorrt-lean only runs engines that were built elsewhere", install)
+        if wanted := releases_wanted(here.compute_capability, release):
+            reason = f"{here.name} (compute capability {here.compute_capability}) must have TensorRT {wanted}"
+            return Ability(both, False, f"{reason} (got {release})", install)
+        if why := outdated_driver("tensorrt", gpu.cuda, cuda_major("tensorrt")):
+            return Ability(both, False, why, "" if jetson else install)
+        return Ability(both, True, f"TensorRT {release} on {here.name}")
+
+    able = _on_any(gpu, on)
+    return (_with_memory(able, memory) if able.possible else able,)
 
 
 def _with_memory(ability: Ability, lacking: str) -> Ability:
