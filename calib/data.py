@@ -131,6 +131,10 @@ class Source:
         labels = tuple(places[k] for k in self._origin.labels)
         return self._relabelled(_Relabelled(self._origin, labels, tuple(names)))
 
+    def first(self, count: int) -> Source:
+        """The first `count` samples; this source itself where it has no more."""
+        return self if len(self._drawn) <= count else self._of(self._origin, self._drawn[:count])
+
     def without_labels(self) -> Source:
         """The same samples, of unknown class."""
         return self._relabelled(_Relabelled(self._origin, None, None))
@@ -141,7 +145,10 @@ class Source:
         return self._relabelled(_Relabelled(self._origin, given, None))
 
     def _relabelled(self, origin: Origin) -> Source:
-        source = Source(origin, self._inputs, self._drawn, self._workers)
+        return self._of(origin, self._drawn)
+
+    def _of(self, origin: Origin, drawn: Sequence[int]) -> Source:
+        source = Source(origin, self._inputs, drawn, self._workers)
         source.skipped, source._seen = self.skipped, self._seen
         return source
 

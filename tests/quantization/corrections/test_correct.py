@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from calib.data import open_source
+from calib.data import Source, open_source
 from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
 from trtpipe.model.capture import capture
@@ -412,11 +412,14 @@ def test_a_constant_that_is_quantized_like_an_activation(tmp_path: Path) -> None
 def test_a_scaling_that_all_samples_speak_against_is_taken_back(
     kept: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scalings are tried with thresholds of every second batch; what is kept has to gain with those of all samples."""
+    """Scalings are tried with thresholds of the first samples; what is kept has to gain with those of all."""
     right = stage.calibrate
+    monkeypatch.setattr(stage, "SAMPLES", 24)
 
-    def wider(*args: object, **options: object) -> CalibrationTable:
-        table = right(*args, **options)  # type: ignore[arg-type]
+    def wider(captured: Captured, source: Source, **options: object) -> CalibrationTable:
+        table = right(captured, source, **options)  # type: ignore[arg-type]
+        if source.sample_count == 24:
+            return table
         return table.corrected({k: 50 * v for k, v in table.amax.items()}, table.corrections)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage, "calibrate", wider)
@@ -431,6 +434,26 @@ def test_a_scaling_that_all_samples_speak_against_is_taken_back(
         assert not table.corrections.arrays
     else:  # what follows is fitted to the graph as it was, and goes on from its score
         assert table.corrections.steps[1].before_db == first.before_db
+
+
+def test_a_scaling_costs_one_pass_where_all_samples_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thresholds are those of all samples then, and need not be taken again."""
+    right, passes = stage.calibrate, []
+
+    def counted(captured: Captured, source: Source, **options: object) -> CalibrationTable:
+        passes.append(source.sample_count)
+        return right(captured, source, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage, "calibrate", counted)
+    captured, _, table, _ = made(uneven(), tmp_path, ("equalization",), algorithm="minmax")
+    assert [s.kept for s in table.corrections.steps] == [True]
+    assert passes == [64]
+    scaled = corrected(captured, table.corrections.arrays)
+    again = right(
+        scaled, samples(tmp_path), batch_size=8, algorithm="minmax", percentile=99.99, digests={}, progress=Log()
+    )
+    assert table.amax == again.amax
+    assert table.audit == again.audit
 
 
 def test_levels_and_biases_are_fitted_to_the_thresholds_that_stay(

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from calib.algorithms import threshold
-from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
+from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
-from calib.observers import HistogramObserver
 from calib.types import Array
 from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
 from trtpipe.quantization.calibrate import calibrate
@@ -29,11 +27,10 @@ from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import Guard, Score
-from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, Samples, drawn
+from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.placements import EVERYTHING, Placement
-from trtpipe.quantization.quantize import prepare
 from trtpipe.values import Captured, Site
 
 if TYPE_CHECKING:
@@ -110,6 +107,7 @@ class _Corrector:
         placements: Sequence[Placement],
     ) -> None:
         self._plain, self._table, self._source = captured, table, source
+        self._few = source.first(SAMPLES)
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
         self._steps: list[Step] = []
@@ -132,7 +130,7 @@ class _Corrector:
 
     def _correct(self, domains: Sequence[Domain]) -> None:
         """All steps for the operations that are first in INT8 in this placement."""
-        before = _State(self._now, self._amax, self._scores, self._arrays, len(self._steps))
+        before = _State(self._now, self._table, self._amax, self._scores, self._arrays, len(self._steps))
         for name, mine in (
             ("equalization", [d for d in domains if not d.normalized]),
             ("smoothing", [d for d in domains if d.normalized]),
@@ -152,19 +150,12 @@ class _Corrector:
         return [d for d in domains if mine & {n.name for n in (*d.makers, *d.readers)}]
 
     def _on_all_samples(self, before: _State) -> None:
-        """The scaled graph's table, of all samples; without the scaling where it does not gain with those thresholds:
-        the ones that it was chosen by are of a few samples, and one value more may be an outlier.
+        """The scaled graph's table, of all samples where there are more than it was tried with; without the scaling
+        where it does not gain with those thresholds: one value more may be an outlier.
         """
-        table = calibrate(
-            self._now,
-            self._source,
-            batch_size=self._batch_size,
-            algorithm=self._table.algorithm,  # type: ignore[arg-type]
-            percentile=self._table.percentile,
-            digests={k: v for k, v in self._table.digests.items() if k != "data"},
-            progress=self._progress,
-        )
-        amax = {**table.amax, **self._fixed_amax}
+        if self._few is self._source:
+            return
+        table, amax = self._calibrated(self._now, self._source)
         scores = self._measured(self._now, amax)
         if self._gain(scores, before.scores):
             self._table, self._amax, self._scores = table, amax, scores
@@ -178,7 +169,21 @@ class _Corrector:
             else s
             for s in self._steps[before.steps :]
         ]
-        self._now, self._amax, self._scores, self._arrays = before.now, before.amax, before.scores, before.arrays
+        self._now, self._arrays = before.now, before.arrays
+        self._table, self._amax, self._scores = before.table, before.amax, before.scores
+
+    def _calibrated(self, captured: Captured, source: Source) -> tuple[CalibrationTable, Mapping[str, float]]:
+        """The table of a scaled graph, and its thresholds but for those that stay."""
+        table = calibrate(
+            captured,
+            source,
+            batch_size=self._batch_size,
+            algorithm=self._table.algorithm,  # type: ignore[arg-type]
+            percentile=self._table.percentile,
+            digests={k: v for k, v in self._table.digests.items() if k != "data"},
+            progress=self._progress,
+        )
+        return table, {**table.amax, **self._fixed_amax}
 
     def _measured(self, captured: Captured, amax: Mapping[str, float], *, first: int = 0) -> list[Score]:
         """In every placement; those before the `first` are as they were."""
@@ -234,43 +239,24 @@ class _Corrector:
             if not arrays:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays))
-            amax = {**self._amax, **self._observed(trial, some), **self._fixed_amax}
+            table, amax = self._calibrated(trial, self._few)
             scores = self._measured(trial, amax)
             gains = self._gain(scores, self._scores)
             if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
-                best = (scores, trial, amax, arrays, f"{len(some)} groups of channels")
+                best = (scores, trial, table, amax, arrays, f"{len(some)} groups of channels")
             if gains:
                 break
         if best is None:
             return
-        scores, trial, amax, arrays, detail = best
+        scores, trial, table, amax, arrays, detail = best
         if self._note(name, self._gain(scores, self._scores), scores, detail):
-            self._now, self._amax = trial, amax
+            self._now, self._table, self._amax = trial, table, amax
             self._arrays = merged(self._arrays, arrays)
 
     @cached_property
     def _values(self) -> dict[Node, ChannelValues]:
         """What the channels of all domains hold: no scaling of one changes those of another."""
         return channel_values(self._plain.graph, self._domains, self._samples.fit)
-
-    def _observed(self, captured: Captured, scaled: Sequence[Domain]) -> dict[str, float]:
-        """Thresholds of what was scaled, from every second batch here; what is kept is calibrated on all samples."""
-        changed = {n.name for d in scaled for n in d.tensors}
-        groups = {s.group for s in captured.sites if s.producer.name in changed}
-        sites = tuple(s for s in captured.sites if s.axis is None and s.group in groups)
-        prepared = prepare(replace(captured, sites=sites))
-        for observer in prepared.observers.values():
-            observer.histogram = HistogramObserver()
-        with torch.inference_mode():
-            for batch in (*self._samples.local, *self._samples.judge, *self._samples.fit)[::2]:
-                prepared.graph(*batch)
-        ranges = {}
-        for key, observer in prepared.observers.items():
-            assert observer.histogram is not None
-            histogram = observer.histogram.histogram
-            amax = threshold(histogram, self._table.algorithm, self._table.percentile)
-            ranges[key] = amax if amax >= LEAST_AMAX else max(histogram.max, DEAD_AMAX * (histogram.max < LEAST_AMAX))
-        return ranges
 
     def _fit(self) -> None:
         """Thresholds, then levels and biases in one sweep, each kind judged on top of the ones before.
@@ -331,6 +317,7 @@ class _State:
     """What there was before a placement's scalings, and how many steps."""
 
     now: Captured
+    table: CalibrationTable
     amax: Mapping[str, float]
     scores: list[Score]
     arrays: Arrays
