@@ -54,7 +54,7 @@ def difference(wanted: Array, got: Array) -> Array:
     Whole numbers are subtracted as such: above 2^53 float64 holds not every int64, and would take different ones for
     the same.
     """
-    wide: Array = got.astype(np.float64) - wanted.astype(np.float64)
+    wide: Array = np.asarray(got.astype(np.float64) - wanted.astype(np.float64))  # scalars give no array by themselves
     if not (wanted.dtype.kind == got.dtype.kind == "i"):
         return wide
     a, b = got.astype(np.int64), wanted.astype(np.int64)
