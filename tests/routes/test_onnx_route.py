@@ -50,8 +50,65 @@ def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], ha
 
 
 def test_what_is_no_graph_is_refused() -> None:
-    with pytest.raises(BuildError, match="graph: ONNX Runtime does not accept it"):
+    with pytest.raises(BuildError, match=r"graph: ONNX Runtime [\d.]+ does not accept it"):
         OrtRunner(b"no graph")
+
+
+@pytest.mark.parametrize("half", [None, torch.float16])
+@pytest.mark.parametrize("net", ["residual", "attention"])
+def test_no_dtype_of_a_quantized_tensor_is_left_to_a_default(net: str, half: torch.dtype | None) -> None:
+    """ONNX Runtime before 1.28 writes Q without a zero point, UINT8, in the place of a DQ without one."""
+    _, model = lowered(net, half)
+    constants = {i.name: i for i in onnx.load_from_string(model.data).graph.initializer}
+    found = nodes(model, "QuantizeLinear", "DequantizeLinear")
+    assert found
+    for node in found:
+        assert constants[node.input[2]].data_type == onnx.TensorProto.INT8
+        assert constants[node.input[2]].dims == constants[node.input[1]].dims
+
+
+class WholeNumbers(torch.nn.Module):
+    """A product of whole numbers [N, 4], with a constant or among themselves, beside one of floats."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, torch.nn.Linear(4, 3)
+        self.register_buffer("w", torch.arange(12, dtype=dtype).reshape(4, 3))
+        self.register_buffer("b", torch.tensor([5, -7, 1], dtype=dtype))
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, w, b = (x * 50).to(self.dtype), self.w, self.b
+        found = {
+            "mm": lambda: n @ w,
+            "matmul of rows": lambda: (n[:, None] @ w)[:, 0],
+            "addmm": lambda: torch.addmm(b, n, w),
+            "addmm, scaled": lambda: torch.addmm(b, n, w, beta=2, alpha=3),
+            "linear": lambda: torch.nn.functional.linear(n, w.t()),
+            "linear with bias": lambda: torch.nn.functional.linear(n, w.t().contiguous(), b),
+            "of two inputs": lambda: (n[:, None] @ n[:, :, None])[:, 0] + b,
+        }[self.kind]()
+        return self.linear(x) + found.float()
+
+
+KINDS = ("mm", "matmul of rows", "addmm", "addmm, scaled", "linear", "linear with bias", "of two inputs")
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_whole_numbers_are_what_onnxruntime_has(kind: str, dtype: torch.dtype, int8: bool) -> None:
+    network = WholeNumbers(kind, dtype).eval()
+    captured = capture(nets.loaded(network, ("N", 4), out_shape=("N", 3)))
+    amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
+    found = quantize(captured, int8=int8, half=None, keep=Keep(), amax=amax, ranges={})
+    assert sorted({s.consumer.name for s in captured.sites}) == ["linear"]
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).clamp(-2, 2)
+    with torch.inference_mode(), OrtRunner(to_onnx(found).data) as runner:
+        wanted = found.program.module()(x)[0]
+        got = runner.run({"x": x.numpy()})["logits"]
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(got, network(x).numpy(), rtol=1e-3, atol=0.1)
 
 
 def test_names_begin_with_the_module_path() -> None:

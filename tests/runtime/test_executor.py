@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -170,7 +171,7 @@ def test_a_distance_that_is_not_finite_allows_nothing(tmp_path: Path, figure: st
 def test_a_graph_that_onnxruntime_refuses_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipping.bundle(tmp_path / "c", extra={GRAPH: b"no graph"})
     assert main(["export", str(tmp_path / "c"), "--to", "triton", str(tmp_path / "models")]) == 4
-    assert "graph: ONNX Runtime does not accept it" in capsys.readouterr().err
+    assert re.search(r"graph: ONNX Runtime [\d.]+ does not accept it", capsys.readouterr().err)
     assert not (tmp_path / "models").exists()
 
 

@@ -260,11 +260,14 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
 
 
 def _spell_out_products(graph: torch.fx.GraphModule) -> None:
-    """Replace mm, addmm, baddbmm and a matmul by a constant matrix by `product`: linears and matmuls, which every
-    number format knows."""
-    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+    """Replace mm, addmm, baddbmm, a matmul by a constant matrix and a linear of integers by `product`: linears and
+    matmuls, which every number format knows."""
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, is_whole, op_name
 
     transposed: dict[tuple[object, float], torch.fx.Node] = {}  # what several operations read is held once
+    for node in [n for n in calls(graph.graph) if op_name(n) == "linear" and is_whole(n)]:
+        x, w, bias = (*node.args, None)[:3]
+        node.target, node.args, node.kwargs = product, (x, w, True, bias, 1, 1), {}
     for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm", "matmul")]:
         given: list[Any] = list(node.args)
         added, a, b = given if len(given) == 3 else (None, *given)
@@ -308,9 +311,12 @@ def quotient(a: torch.Tensor, b: torch.Tensor | int, rounding_mode: str) -> torc
 def product(
     a: torch.Tensor, b: torch.Tensor, weight: bool, added: torch.Tensor | None, beta: float, alpha: float
 ) -> torch.Tensor:
-    """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]."""
+    """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]. Of integers there are matmuls alone: what a
+    linear becomes in ONNX, Gemm, takes none in ONNX Runtime."""
     import torch
 
+    if weight and not (a.is_floating_point() or a.is_complex()):
+        b, weight = b.t(), False
     if weight and (added is None or (beta == 1 and added.dim() == 1 and added.shape == b.shape[:1])):
         return torch.nn.functional.linear(a, b, added)
     multiplied = torch.nn.functional.linear(a, b) if weight else torch.matmul(a, b)

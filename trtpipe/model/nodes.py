@@ -80,6 +80,12 @@ def is_float(node: object) -> TypeGuard[torch.fx.Node]:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def is_whole(node: object) -> TypeGuard[torch.fx.Node]:
+    """Whether the node's value is one tensor of whole numbers or of truth values."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
 def shape_of(node: torch.fx.Node) -> tuple[object, ...]:
     """The extents of a node's value: numbers, and formulas of the dynamic dimensions.
 

@@ -75,11 +75,11 @@ def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         result = torch.empty_like(x)
-        all_rows, all_into = torch.atleast_1d(x.detach(), result)
+        all_rows, all_into = (x.detach(), result) if x.dim() else (x.detach()[None], result[None])
         rows = len(all_rows)
         if x.device.type == CPU:
             rows = max(1, _IN_CACHE * rows // max(1, x.numel()))
-        for part, into in zip(all_rows.split(rows), all_into.split(rows), strict=True):
+        for part, into in zip(torch.split(all_rows, rows), torch.split(all_into, rows), strict=True):
             torch.mul(part, inverse, out=into).round_().clamp_(low, high).mul_(scale)
         return result
 

@@ -108,7 +108,8 @@ class OrtRunner:
                     f"{error}). Run: {pip_install('onnx')}"
                 ) from error
             raise BuildError(
-                f"graph: ONNX Runtime does not accept it ({error}). Check its opset and dtypes."
+                f"graph: ONNX Runtime {onnxruntime.__version__} does not accept it ({error}). Check its opset and "
+                "dtypes, or take another release."
             ) from error
         self._session: onnxruntime.InferenceSession | None = session
         self._inputs = tuple(i.name for i in session.get_inputs())
