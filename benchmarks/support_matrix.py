@@ -76,6 +76,8 @@ NOTES = """
 - Before 2.7, PT2E quantization is PyTorch's own and torchao is not needed; from 2.7 on it is torchao's.
 - Before 2.7, the ONNX exporter fixes dynamic dimensions of the program that it is given, so it is given a copy.
 - Before 2.7, `trtpipe bench` leaves out PyTorch's own INT8 mode.
+- Before 2.13, torch.export does not show of a pooling behind a strided convolution that it takes any height and width:
+  a job that declares these as dynamic is refused.
 - Before 2.9, exported programs have no guards on their inputs that could be left out.
 - The example's random weights are others from 2.14 on, hence another cosine.
 - Every other release of PyTorch is refused, with the range.

@@ -179,13 +179,16 @@ def test_what_trtpipe_itself_requires_has_its_command(monkeypatch):
     ("torch", "command"),
     [
         ("2.6.0", "pip install --force-reinstall --no-deps 'torchvision==0.21.*'"),
-        ("2.11.0+cu130", "pip install --force-reinstall --no-deps 'torchvision==0.26.*'"),
+        ("2.11.0+cu130", "pip install --force-reinstall --no-deps 'torchvision==0.26.*' --index-url "
+         "https://download.pytorch.org/whl/cu130"),
+        ("2.13.0+cpu", "pip install --force-reinstall --no-deps 'torchvision==0.28.*' --index-url "
+         "https://download.pytorch.org/whl/cpu"),
         ("2.14.1", "pip install --force-reinstall --no-deps 'torchvision==0.29.*'"),
         ("2.15.0", "pip install --force-reinstall --no-deps 'torchvision==0.29.*'"),
     ],
-)
+)  # fmt: skip
 def test_a_torchvision_of_another_pytorch_is_replaced_by_the_one_that_fits(torch, command, monkeypatch):
-    """By itself: the newest one with what it needs would replace PyTorch."""
+    """By itself: the newest one with what it needs would replace PyTorch. From where the same build of both is."""
     known = {"torch": Package("torch", torch), "torchvision": Package("torchvision", "0.20.0")}
     monkeypatch.setattr(packages, "package", known.get)
     said = packages.broken("torchvision", RuntimeError("operator torchvision::nms does not exist"))

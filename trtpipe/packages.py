@@ -212,6 +212,9 @@ def broken(module: str, reason: object) -> str:
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
     if name == "torchvision" and (torch := package("torch")) is not None:
         again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
+        built = torch.version.partition("+")[2]
+        if built and installed is not None and installed.version.partition("+")[2] != built:  # PyPI's have no such part
+            again += f" --index-url https://download.pytorch.org/whl/{built}"
     cannot = f"{module} is installed and cannot be imported ({said})."
     if any(sign in said for sign in ("failed to map segment", "Cannot allocate memory", "MemoryError")):
         return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."

@@ -71,10 +71,13 @@ def test_what_is_no_device(monkeypatch, value, message):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-@pytest.mark.parametrize(("visible", "number"), [("0,1", 2), ("", 0), ("GPU-6f4e", 1)])
-def test_a_gpu_that_the_process_may_not_see(monkeypatch, visible, number):
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [("0,1", 2), ("", 0), ("GPU-6f4e", 1), ("-1", 0), ("NoDevFiles", 0), ("0, 2,-1,1", 2), ("MIG-1/0/2,GPU-3", 2)],
+)
+def test_a_gpu_that_the_process_may_not_see(monkeypatch, visible, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    count = len(list(filter(None, visible.split(","))))
+    number = count
     with pytest.raises(MissingError) as raised:
         seen.main(["--device", f"cuda:{number}"], standalone_mode=False)
     assert str(raised.value) == (f"--device: must be one of the {count} GPUs of CUDA_VISIBLE_DEVICES (got {number}).")

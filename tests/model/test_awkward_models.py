@@ -121,6 +121,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "raise ValueError('no weights')": (ONE, ("model: it fails on zeros of the declared inputs", "ValueError: no weights")),
     "return torch.nonzero(y)": (ONE, ("shape",)),
     "return torch.complex(y, y)": (ONE, ("outputs.y: must be real numbers (got complex64, which no engine returns). Return torch.view_as_real(y)",)),
+    "return y.to_sparse()": (ONE, ("outputs.y: must be a dense tensor (got sparse_coo, which no engine returns). Return y.to_dense() in the model.",)),
     "return x": (ONE, ("capture: the model must compute something from its inputs (got outputs that are inputs or constants).",)),
     "raise SystemExit(0)": (ONE, ("model: it fails on zeros of the declared inputs", "SystemExit: 0")),
     "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: the model, run by torch.export, raised SystemExit: 0\n  File ",)),
@@ -382,7 +383,11 @@ def test_an_argument_of_a_class_is_said_to_be_given_as_a_dict(tmp_path: Path) ->
     )
 
 
-def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shows_more", "newer"), [((2, 6), ""), ((9, 9), " PyTorch 9.9 and later show more.")])
+def test_what_torch_export_asks_of_a_size_is_said(
+    shows_more: tuple[int, int], newer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtpipe.model.export.SHOWS_MORE", shows_more)
     body = (
         "z = nn.functional.max_pool2d(y, 2, ceil_mode=True)\n"
         "        return y - nn.functional.interpolate(z, size=y.shape[2:])"
@@ -394,7 +399,7 @@ def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:
     assert problem == (
         "capture: what the model needs of sizes must hold, and torch.export show that it does, for all that inputs "
         "declare (got 2*(((-1) + L) // 2) < L for 5 <= L <= 12; L = 2*_L would do). Declare a number in "
-        "inputs.*.shape, or change what asks for that in the model, like ceil_mode."
+        f"inputs.*.shape, or change what asks for that in the model, like ceil_mode.{newer}"
     )
 
 
@@ -409,7 +414,7 @@ def test_an_inequality_of_sizes_is_said_too(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((6, 1, 32, 4), np.float32))
     (problem,) = map(str, deep_problems(load_job(file)))
     assert problem.startswith("capture: what the model needs of sizes must hold, and torch.export show that it does, ")
-    assert problem.endswith(" or change what asks for that in the model, like ceil_mode.")
+    assert " or change what asks for that in the model, like ceil_mode." in problem
 
 
 #: what forward does with y -> whether it answers the same each time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -229,8 +230,27 @@ def test_what_the_exporter_does_not_translate_is_said(monkeypatch: pytest.Monkey
     with pytest.raises(BuildError) as caught:
         to_onnx(quantized)
     assert str(caught.value) == (
-        "onnx: an operation has no ONNX translation (RuntimeError: no translation). Rewrite the operation named, or "
-        "take another build.route."
+        "onnx: torch.onnx cannot translate the model (RuntimeError: no translation). Take another build.route."
+    )
+
+
+class Histogram(torch.nn.Module):
+    """What torch.onnx knows, and not with these arguments."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.histc(x, 5)[None] + x.flatten(1)[:, :5]
+
+
+def test_an_operation_that_the_exporter_fails_at_is_named() -> None:
+    captured = capture(nets.loaded(Histogram().eval()))
+    program = quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={})
+    with pytest.raises(BuildError) as caught:
+        to_onnx(program)
+    assert re.fullmatch(
+        r"onnx: torch\.onnx cannot translate aten\.histc\.default here \(\w+: [^\n]*histc[^\n]*\)\. Write it in other "
+        r"operations\. With build\.target tensorrt a plugin can compute it \(build\.plugins\), and with that or "
+        r"tensorrt_rtx build\.route torch_tensorrt may have it\.",
+        str(caught.value),
     )
 
 

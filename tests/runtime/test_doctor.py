@@ -274,6 +274,14 @@ def test_the_command_for_packages_that_do_not_fit_is_the_one_that_helps(machine)
     assert "pip install 'trtpipe[build]'" not in found.commands
 
 
+def test_a_torchao_that_nothing_needs_may_be_broken(machine):
+    """pip takes the newest torchao beside PyTorch 2.6, which has PT2E itself."""
+    failed = {"torchao": "AttributeError: no register_constant"}
+    assert why(machine(packages=ALL | {"torch": "2.6.0"}, failed=failed), "capture") == "torch 2.6.0"
+    found = machine(failed=failed)
+    assert why(found, "capture").startswith("torchao is installed and cannot be imported (AttributeError: no register")
+
+
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"

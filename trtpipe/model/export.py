@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from calib.user_code import described
 from trtpipe.errors import BuildError, InputError, TrtpipeError
 from trtpipe.model.failures import branches_on_data, place_of, quantizes_in_forward, raised_by_the_model, typed_line
+from trtpipe.model.torch_versions import SHOWS_MORE, dotted, release
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -197,8 +198,11 @@ def _begins(name: str, guard: str, between: str) -> int | None:
 
 def _only_where(asked: str) -> str:
     """The message where torch.export needs something of the sizes that not all of the declared ones have."""
+    import torch
+
+    newer = "" if release(torch.__version__) >= SHOWS_MORE else f" PyTorch {dotted(SHOWS_MORE)} and later show more."
     return (
         "capture: what the model needs of sizes must hold, and torch.export show that it does, for all that inputs "
         f"declare (got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, like "
-        "ceil_mode."
+        f"ceil_mode.{newer}"
     )

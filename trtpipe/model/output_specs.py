@@ -173,6 +173,11 @@ class _MadeUp:
                     f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no "
                     "engine returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
                 )
+            if value.layout != torch.strided:
+                raise InputError(
+                    f"outputs.{name}: must be a dense tensor (got {str(value.layout).removeprefix('torch.')}, which no "
+                    "engine returns). Return y.to_dense() in the model."
+                )
         return outputs
 
 

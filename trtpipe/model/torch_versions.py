@@ -24,6 +24,8 @@ TORCHAO = (((2, 7), (0, 13), (0, 17)), ((2, 11), (0, 17), (0, 18)), ((2, 14), (0
 
 #: The first whose ONNX exporter leaves the program that it is given as it was: before, it fixes its dynamic dimensions.
 EXPORTER_KEEPS_SHAPES = (2, 7)
+#: The first whose torch.export shows of a pooling behind a strided convolution that it takes any height and width.
+SHOWS_MORE = (2, 13)
 
 
 def release(version: str) -> tuple[int, int]:
@@ -32,12 +34,17 @@ def release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
+def dotted(number: tuple[int, int]) -> str:
+    """A release as people write it: 2.13."""
+    return f"{number[0]}.{number[1]}"
+
+
 def unsupported(version: str) -> str | None:
     """Why this release of PyTorch cannot be used, as "must ... (got ...)"; None where it can."""
     if OLDEST <= release(version) < UNKNOWN:
         return None
-    last = f"{UNKNOWN[0]}.{UNKNOWN[1] - 1}"
-    return f"torch must be {OLDEST[0]}.{OLDEST[1]} to {last} (got {version})"
+    last = dotted((UNKNOWN[0], UNKNOWN[1] - 1))
+    return f"torch must be {dotted(OLDEST)} to {last} (got {version})"
 
 
 def needs_torchao(version: str) -> bool:

@@ -17,6 +17,7 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model import torch_versions
 from trtpipe.model.export import example_inputs, export
+from trtpipe.model.failures import typed_line
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
@@ -214,21 +215,27 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
                 optimize=True,
             )
     except Exception as error:
-        if absent := re.search(
-            r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)
-        ):
-            raise BuildError(
-                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations. "
-                "With build.target tensorrt a plugin can compute it (build.plugins), and with that or tensorrt_rtx "
-                "build.route torch_tensorrt may have it."
-            ) from error
-        text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()[:12])
-        raise BuildError(
-            f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
-            "Rewrite the operation named, or take another build.route."
-        ) from error
+        raise _untranslated(error) from error
     assert program is not None
     return program
+
+
+def _untranslated(error: Exception) -> BuildError:
+    """What torch.onnx says of an operation, without its steps for those who develop it."""
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    said = "\n".join(map(str, chain))
+    step = (
+        "Write it in other operations. With build.target tensorrt a plugin can compute it (build.plugins), and with "
+        "that or tensorrt_rtx build.route torch_tensorrt may have it."
+    )
+    if absent := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", said):
+        return BuildError(f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. {step}")
+    why = typed_line(chain[-1])
+    if failed := re.search(r"call_function\[target=torch\.ops\.([\w.]+)\]", said):
+        return BuildError(f"onnx: torch.onnx cannot translate {failed[1]} here ({why}). {step}")
+    return BuildError(f"onnx: torch.onnx cannot translate the model ({why}). Take another build.route.")
 
 
 def _require_one_file(model: Model) -> None:

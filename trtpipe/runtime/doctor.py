@@ -127,7 +127,7 @@ def examine() -> Diagnosis:
         packages=packages,
         abilities=_with_core(
             failed,
-            _importable(_capture(packages), (*CAPTURE, *BUILDING), failed),
+            _importable(_capture(packages), building_modules(packages["torch"]), failed),
             _importable(_by_packages("calibrate and check on images", "torchvision", IMAGES), IMAGES, failed),
             *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
             *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, memory, jetson=jetson)),

@@ -7,6 +7,7 @@ TensorRT must not be the first to use it: without a driver some of its releases 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import sys
@@ -100,9 +101,13 @@ def is_jetson(root: Path = Path("/")) -> bool:
 
 
 def listed() -> tuple[str, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, in order; None where it is not set and all are visible."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, in order; None where it is not set and all are visible.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": what follows a name that is none does not count.
+    """
     names = os.environ.get(VISIBLE)
-    return None if names is None else tuple(n.strip() for n in names.split(",") if n.strip())
+    given = None if names is None else (n.strip() for n in names.split(","))
+    return None if given is None else tuple(itertools.takewhile(re.compile(r"\d+$|GPU-|MIG-").match, given))
 
 
 def visible(index: int, option: str) -> str:

@@ -64,9 +64,10 @@ _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
 #: Shared libraries and mappings lie within the last 64 GiB below the stack.
 _GRANULE_BITS = 36
 _LOOKS = 8
+_MAPS = Path("/proc/self/maps")
 _POLL_S = 0.05
 RANDOMIZED = (
-    "address randomization could not be turned off here (personality(2) is forbidden): "
+    "addresses could not be fixed here (personality(2) is forbidden, or there is no /proc): "
     "the engine's bytes may differ from build to build"
 )
 
@@ -311,13 +312,16 @@ def _close_gaps() -> bool:
         return bool(libc.mmap(free, first - free, 0, flags, -1, 0) == free)
 
     # Reading the map takes memory itself, which may lie where a gap was seen: look again.
-    return any(all(close(*gap) for gap in _gaps()) for _ in range(_LOOKS))
+    try:
+        return any(all(close(*gap) for gap in _gaps()) for _ in range(_LOOKS))
+    except OSError:
+        return False
 
 
 def _gaps() -> list[tuple[int, int]]:
     """Free spans [first, last) between a round address and the highest mapping, the stack's surroundings left out."""
     spans = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in _MAPS.read_text().splitlines():
         first, last = (int(a, 16) for a in line.split()[0].split("-"))
         if not line.endswith(("[stack]", "[vsyscall]")):
             spans.append((first, last))

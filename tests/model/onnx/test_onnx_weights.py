@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support import nets
+from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.onnx.network import load_network
 
@@ -146,3 +147,13 @@ def test_a_constant_may_be_an_output_and_be_read(kind: dict[str, Any], tmp_path:
     assert list(found) == ["y", "anchors"]
     for name, value in zip(found, expected, strict=True):
         np.testing.assert_array_equal(found[name].numpy(), value)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_equal_parts_of_a_dynamic_size_are_refused_as_such(parts: int, tmp_path: Path) -> None:
+    """How many elements a part has is known at run time alone."""
+    names = [f"part{k}" for k in range(parts)]
+    nodes = [helper.make_node("Split", ["x"], names, axis=0), helper.make_node("Relu", [names[-1]], ["y"])]
+    network = load_network(file(tmp_path / "m.onnx", nodes, "y"))
+    with pytest.raises(InputError, match=r"Split \(part0\) needs a dynamic size as a number\. Declare it as a number"):
+        capture(nets.loaded(network, ("N", 4, 6), outputs=("y",), out_shape=("M", 4, 6)))

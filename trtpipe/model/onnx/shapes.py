@@ -202,6 +202,8 @@ def _split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Value, ...
         ends = np.cumsum(given or [-(-size // count)] * count)[:-1]
         return tuple(np.split(known, [min(size, e) for e in ends], axis=axis))
     data = as_tensor(x)
+    if given is None and not are_fixed([data.shape[axis]]):
+        raise node.refused_of_sizes()
     return tuple(torch.split(data, given or -(-data.shape[axis] // count), dim=axis))
 
 
