@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -330,6 +331,87 @@ def test_what_is_only_written_and_scratch_files_are_not_read(tmp_path):
         (tmp_path / "own").read_text()
     assert [i.path for i in recorder.reads.items] == ["own"]
     assert recorder.changed() == ()
+    recorder.close()
+
+
+SCRATCH = {
+    "unzipped by a program": "subprocess.run([sys.executable, '-m', 'zipfile', '-e', data + '/a.zip', t], check=True)",
+    "spawned": "os.waitpid(os.posix_spawn('/bin/cp', ['cp', data + '/v.txt', t + '/v.txt'], os.environ), 0)",
+    "moved": "shutil.copy(data + '/v.txt', t + '/w.txt'); shutil.move(t + '/w.txt', t + '/v.txt')",
+    "copied and replaced": "shutil.copy(data + '/v.txt', t + '/w.txt'); os.replace(t + '/w.txt', t + '/v.txt')",
+    "hard link": "os.link(data + '/v.txt', t + '/v.txt')",
+    "hard link beside a folder":
+        "d = os.open(t, os.O_RDONLY); os.link(data + '/v.txt', 'v.txt', dst_dir_fd=d); os.close(d)",
+    "symbolic link": "os.symlink(data + '/v.txt', t + '/v.txt')",
+    "moved there and back": "os.rename(data + '/v.txt', t + '/v.txt')",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SCRATCH)
+def test_scratch_is_no_ingredient_and_what_it_was_made_of_is(how, tmp_path):
+    """A build's temporary files are gone when it ends; what another name had a file by is the file."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "v.txt").write_text("1")
+    with zipfile.ZipFile(data / "a.zip", "w") as archive:
+        archive.writestr("v.txt", "1")
+    back = "os.rename(t + '/v.txt', data + '/v.txt')" if how == "moved there and back" else ""
+    code = f"""
+import os, shutil, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as t:
+    {SCRATCH[how]}
+    with open(t + '/v.txt') as file:
+        file.read()
+    {back}
+"""
+    recorder = Recorder(tmp_path)
+    with recorder:
+        exec(code, {"data": str(data)})
+    read = {i.path for i in recorder.reads.items if i.kind == "file"}
+    seen_elsewhere = {"unzipped by a program": set(), "spawned": set()}
+    assert read == seen_elsewhere.get(how, {"data/v.txt"})
+    assert recorder.changed() == ()
+    assert bool(recorder.reads.notes) == (how in seen_elsewhere)
+    (data / "v.txt").write_text("22")
+    assert recorder.changed() == (() if how in (*seen_elsewhere, "moved there and back") else (str(data / "v.txt"),))
+    recorder.close()
+
+
+def test_an_input_that_is_gone_is_told_of(tmp_path):
+    (tmp_path / "v.txt").write_text("1")
+    time.sleep(0.02)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        (tmp_path / "v.txt").read_text()
+    (tmp_path / "v.txt").unlink()
+    assert recorder.changed() == (str(tmp_path / "v.txt"),)
+    recorder.close()
+
+
+def test_rotated_logs_are_not_read(tmp_path):
+    for k in range(3):
+        (tmp_path / f"log.{k}").write_text(str(k))
+    recorder = Recorder(tmp_path)
+    with recorder:
+        for k in (2, 1, 0):
+            (tmp_path / f"log.{k}").rename(tmp_path / f"log.{k + 1}")
+        (tmp_path / "log.0").write_text("new")
+    assert [i for i in recorder.reads.items if i.kind == "file"] == []
+    assert recorder.changed() == ()
+    recorder.close()
+
+
+def test_rights_of_a_file_are_asked_for_by_stat(tmp_path):
+    path = tmp_path / "v.txt"
+    path.write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        exec("import os; os.stat(path).st_mode & 0o111", {"path": str(path)})
+    (read,) = (i for i in recorder.reads.items if i.kind == "status")
+    with Digests() as digests:
+        before = read.value(tmp_path, digests)
+        path.chmod(0o755)
+        assert read.value(tmp_path, digests) != before
     recorder.close()
 
 

@@ -25,7 +25,7 @@ _READ_AS = {
     NAMES["journal"]: "{}, beside a database that the job's code reads,",
     NAMES["folder"]: "the list of files in {}",
     NAMES["presence"]: "whether the job's code finds {}",
-    NAMES["status"]: "the size or time of {}, asked for by the job's code,",
+    NAMES["status"]: "the size, time or rights of {}, asked for by the job's code,",
     NAMES["attributes"]: "the extended attributes of {}, asked for by the job's code,",
     NAMES["place"]: "the current folder, from which the job's code names files,",
 }

@@ -15,7 +15,7 @@ from typing import Protocol
 from trtpipe.pipeline.cache.callers import is_from_users_code, is_package_import
 from trtpipe.pipeline.cache.databases import JOURNALS, attached, path_of_database, trace_connections
 from trtpipe.pipeline.cache.native import operators_watched, wrap
-from trtpipe.pipeline.cache.paths import is_own, path_of, stamp_of
+from trtpipe.pipeline.cache.paths import FilePath, Stamp, is_own, path_of, stamp_of
 from trtpipe.pipeline.cache.probes import is_called_by, watched
 from trtpipe.pipeline.cache.shadows import looked_for
 from trtpipe.pipeline.cache.variables import variables_watched
@@ -26,7 +26,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 class Log(Protocol):
     """Who is told of what is heard."""
 
-    def log(self, kind: str, path: str, stamp: list[int] | None = None) -> None:
+    def log(self, kind: str, path: str, stamp: Stamp | None = None) -> None:
         """Add one event."""
 
     def counts(self, path: str) -> bool:
@@ -131,6 +131,37 @@ def _made(recorder: Log, args: Sequence[object]) -> None:
         recorder.log("write", name)
 
 
+def _linked(recorder: Log, args: Sequence[object]) -> None:
+    """A file gets one name more: what is read by that is this file."""
+    name, made = _pair(args)
+    if name is not None:
+        _file(recorder, name)
+    if made is not None:
+        recorder.log("write", made)
+
+
+def _renamed(recorder: Log, args: Sequence[object]) -> None:
+    name, made = _pair(args)
+    if name is not None:
+        recorder.log("moved", name, stamp_of(name))
+    if made is not None:
+        recorder.log("write", made)
+
+
+def _pair(args: Sequence[object]) -> tuple[FilePath | None, FilePath | None]:
+    """The paths before and after, of (source, destination, folder of the one, of the other)."""
+    source, destination, *folders = args
+    first, second = (*folders, None, None)[:2]
+    return _beside(source, first), _beside(destination, second)
+
+
+def _beside(path: object, descriptor: object) -> FilePath | None:
+    """`path_of` what may be given relative to an open folder."""
+    if isinstance(descriptor, int) and descriptor >= 0 and isinstance(path, (str, os.PathLike)):
+        path = os.path.join(_behind(descriptor), path)
+    return path_of(path)
+
+
 def _behind(descriptor: int) -> str:
     """The path of an open folder."""
     return os.readlink(f"/proc/self/fd/{descriptor}")
@@ -143,12 +174,10 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
         return
     with _Unheard():
         try:
-            if beside is not None and isinstance(path, (str, os.PathLike)):
-                path = os.path.join(_behind(beside), path)
             if isinstance(path, int):
                 path = _behind(path)
                 path = path if os.path.exists(path) else None  # a pipe, or a file without a name
-            name = path_of(path)
+            name = _beside(path, beside)
             if name is not None and kind == "file":
                 _file(recorder, name)
             elif name is not None:
@@ -255,7 +284,9 @@ _HANDLERS: Mapping[str, Callable[[Log, Sequence[object]], None]] = {
     "subprocess.Popen": _ran,
     "os.system": _ran,
     "os.posix_spawn": _ran,
+    "os.link": _linked,
     "os.mkdir": _made,
+    "os.rename": _renamed,
     "os.getxattr": _attributes,
     "os.listxattr": _attributes,
     "ctypes.dlopen": _library,

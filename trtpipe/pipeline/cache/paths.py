@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import site
+import stat
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import calib
@@ -44,13 +46,31 @@ def is_packages(path: str) -> bool:
     return any(folder in path for folder in _PACKAGES) or bool(_METADATA.search(path))
 
 
-def stamp_of(path: str) -> list[int] | None:
-    """Size, time of modification in ns and inode of what is at a path; None where nothing is."""
+@dataclass(frozen=True)
+class Stamp:
+    """A file when it was read: size, time of modification in ns, and inode; `since`, when it came to be at its path, or
+    was last changed in any way, in ns; and the path that it has behind a link."""
+
+    size: int
+    modified: int
+    inode: int
+    since: int
+    real: str
+
+    def is_of(self, path: str) -> bool:
+        """Whether the file at a path is the same, with the same content: another name or other rights change none."""
+        now = stamp_of(path)
+        return now is not None and (now.size, now.modified, now.inode) == (self.size, self.modified, self.inode)
+
+
+def stamp_of(path: str) -> Stamp | None:
+    """What is at a path now; None where nothing is."""
     try:
-        status = os.stat(path)
+        there, own = os.stat(path), os.lstat(path)
     except OSError:
         return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    real = os.path.realpath(path) if stat.S_ISLNK(own.st_mode) else path
+    return Stamp(there.st_size, there.st_mtime_ns, there.st_ino, own.st_ctime_ns, real)
 
 
 def _systems(path: str) -> bool:

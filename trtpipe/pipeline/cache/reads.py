@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ NAMES: Mapping[Kind, str] = {
 class Read:
     """A file that was opened, a folder that was listed (the names in it, and what each is), a database's file of what
     is not in it yet ("journal"; an empty one is none), or a path that was only asked for: whether it is there
-    ("presence"), its size and times too ("status"), or its extended attributes ("attributes"). `path` is relative to
-    the job's folder, or absolute.
+    ("presence"), its size, times and rights too ("status"), or its extended attributes ("attributes"). `path` is
+    relative to the job's folder, or absolute.
 
     "place" is the current folder, where one of these was named from it: elsewhere the same code reads other files.
     """
@@ -83,7 +84,7 @@ class Read:
         if self.kind == "presence" or not os.path.exists(path):
             return what
         status = os.stat(path)
-        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}"
+        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}, {stat.filemode(status.st_mode)}"
 
     @staticmethod
     def from_plain(raw: Sequence[str]) -> Read:

@@ -16,11 +16,12 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 
 from trtpipe.pipeline.cache.events import heard_by
-from trtpipe.pipeline.cache.paths import FilePath, stamp_of
+from trtpipe.pipeline.cache.paths import FilePath, Stamp, stamp_of
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
 from trtpipe.pipeline.cache.variables import SOME
 
@@ -50,6 +51,7 @@ class Recorder:
         self._known = tuple(os.path.abspath(p) for p in known)
         self._depth = 0
         self._log: int | None = None
+        self._began = 0
         self._added = Reads()
         self._watch = contextlib.ExitStack()
 
@@ -57,6 +59,7 @@ class Recorder:
         if self._depth == 0:
             if self._log is None:
                 self._log = _unnamed_file()
+                self._began = os.fstat(self._log).st_ctime_ns  # by the clock of files, which is behind time.time_ns
             self._watch.enter_context(heard_by(self))
         self._depth += 1
         return self
@@ -93,14 +96,22 @@ class Recorder:
         return self._added | self._summary(0)
 
     def changed(self) -> tuple[str, ...]:
-        """Files that were read and have changed since, unless the job's own code wrote them."""
+        """Files that were read and have changed since, unless the job's own code wrote them, or they came and went."""
         events = list(self._events(0))
         written = {path for kind, path, *_ in events if kind == "write"}
-        first: dict[str, list[int] | None] = {}
+        first: dict[str, Stamp | None] = {}
         for kind, path, stamp, _ in events:
             if kind == "file" and path not in written:
-                first.setdefault(path, stamp)
-        return tuple(sorted(p for p, stamp in first.items() if self.counts(p) and stamp_of(p) != stamp))
+                read = path if stamp is None or not self._is_gone(path, stamp) else stamp.real
+                first.setdefault(read, stamp)
+        return tuple(
+            sorted(
+                path
+                for path, stamp in first.items()
+                if self.counts(path)
+                and not (stamp_of(path) is None if stamp is None else stamp.is_of(path) or self._is_gone(path, stamp))
+            )
+        )
 
     @property
     def written(self) -> frozenset[str]:
@@ -108,22 +119,28 @@ class Recorder:
         paths = {path for kind, path, *_ in self._events(0) if kind == "write"}
         return frozenset(Read("file", self._portable(path)).name for path in paths)
 
-    def log(self, kind: str, path: str, stamp: list[int] | None = None) -> None:
+    def log(self, kind: str, path: str, stamp: Stamp | None = None) -> None:
         """Add one event. A line is written in one piece, whichever process writes it."""
         if self._log is not None:
             relative = isinstance(path, FilePath) and path.relative
-            os.write(self._log, json.dumps([kind, path, stamp, relative]).encode() + b"\n")
+            plain = None if stamp is None else astuple(stamp)
+            os.write(self._log, json.dumps([kind, path, plain, relative]).encode() + b"\n")
+
+    def _is_gone(self, path: str, stamp: Stamp) -> bool:
+        """Whether what was read came to be there while this recorded, and is there no more: scratch of the job's code
+        or of a program that it ran, whoever wrote, moved or linked it, and nothing that could be compared."""
+        return stamp.since >= self._began and not os.path.lexists(path)
 
     def _size(self) -> int:
         return 0 if self._log is None else os.fstat(self._log).st_size
 
-    def _events(self, begin: int) -> Iterator[tuple[str, str, list[int] | None, bool]]:
+    def _events(self, begin: int) -> Iterator[tuple[str, str, Stamp | None, bool]]:
         if self._log is None:
             return
         data = os.pread(self._log, os.fstat(self._log).st_size - begin, begin)
         for line in data.splitlines():
             kind, path, stamp, relative = json.loads(line)
-            yield kind, path, stamp, relative
+            yield kind, path, None if stamp is None else Stamp(*stamp), relative
 
     def _summary(self, begin: int) -> Reads:
         events = list(self._events(begin))
@@ -131,17 +148,24 @@ class Recorder:
         items: set[Read] = set()
         notes: list[str] = []
         variables: set[str] = set()
-        for kind, path, _, relative in events:
+        for kind, path, stamp, relative in events:
             if kind == "variable":
                 variables.add(path)
             elif kind in _UNSEEN:
                 notes.append(f"the job's code {_UNSEEN[kind].format(path)} is not watched")
+            elif kind == "moved":
+                if stamp is not None and stamp.is_of(path) and self.counts(path):  # it is back: its other name was read
+                    items.add(Read("file", self._portable(path)))
             elif kind != "write" and self.counts(path):
                 asked = kind not in ("file", "folder")
                 if asked and _holds(path, self._folder):  # where the job is; `resolve` asks for each folder above it
                     continue
                 if path in written and (asked or not os.path.exists(path)):  # its own
                     continue
+                if stamp is not None and self._is_gone(path, stamp):
+                    if stamp.real == path or not self.counts(stamp.real):
+                        continue
+                    path = stamp.real
                 items.add(Read.from_plain([kind, self._portable(path)]))
                 items |= {STARTED_IN} if relative else set()
         variables &= {SOME} if SOME in variables else variables  # a copy of the environment asks for each
