@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,26 +22,53 @@ from trtpipe.job.importable import is_job_file, is_written_as_job
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
+from trtpipe.streams import descriptor_of, is_stream, open_stream, require_no_stream, take
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class OutputFile(click.Path):
-    """A file to be written; it is tested for that before any work begins."""
+class InputPath(click.Path):
+    """What is to be read: a file or a folder; of pipes and devices (`streams`) those that `piped` lets be taken."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-        self.name = "file"
+    def __init__(self, *, piped: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay)
+        self.piped = piped
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """The path; OSError when it cannot be written."""
+        """The path; InputError when it is a pipe or a device that cannot be read as a file."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
+            (take if self.piped else require_no_stream)(path)
+        return path
+
+
+class OutputFile(click.Path):
+    """A file to be written; it is tested for that before any work begins. With `piped`, also a pipe or a device: it is
+    open from then on until the command ends, so that its reader stays."""
+
+    def __init__(self, *, piped: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.name = "file"
+        self.piped = piped
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; OSError when it cannot be written, InputError where nothing reads a pipe."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is not None and ctx.resilient_parsing:
+            return path
+        if not (self.piped and is_stream(path)):
             self.probe(path)
+        elif ctx is not None:
+            descriptor = open_stream(path)
+            ctx.call_on_close(partial(os.close, descriptor))
+            if descriptor_of(path) is not None:  # which `results_apart` may turn elsewhere
+                return Path(f"/dev/fd/{descriptor}")
         return path
 
     def probe(self, path: Path) -> None:
@@ -48,12 +77,13 @@ class OutputFile(click.Path):
 
 
 class NewPath(OutputFile):
-    """A file or folder to be made; the command itself refuses one that exists."""
+    """A file or folder to be made; the command itself refuses a file that exists."""
 
     def probe(self, path: Path) -> None:
         """OSError when nothing can be made at `path`."""
-        if not path.is_dir():
-            super().probe(path)
+        if path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        super().probe(path)
 
 
 class OutputFolder(click.Path):
@@ -237,7 +267,7 @@ def tls_options(function: F) -> F:
         "--tls",
         "credentials",
         metavar="DIR",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=InputPath(file_okay=False),
         help="This machine's folder of `trtpipe keygen --fleet`: certificates for the fleet.",
     )
     insecure = click.option(
@@ -279,7 +309,7 @@ def diagnose_option(function: F) -> F:
 
 def jobs_argument(function: F) -> F:
     """`JOB...`: files or folders."""
-    return click.argument("jobs", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
+    return click.argument("jobs", nargs=-1, required=True, type=InputPath(piped=True))(function)
 
 
 def job_files(paths: Iterable[Path], note: Callable[[str], None] = console.err) -> tuple[Path, ...]:
