@@ -32,6 +32,11 @@ def is_plain(name: str) -> bool:
     return len(name) <= MOST_NAME and re.fullmatch(PLAIN_NAME, name) is not None
 
 
+def has_name(path: Path) -> bool:
+    """Whether a path ends in a name, beside which another can stand: `.`, `..` and `/` do not."""
+    return path.name not in ("", "..")
+
+
 def cache_folder() -> Path:
     """The user's folder of what can be made again: `$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`.
 
@@ -130,7 +135,7 @@ def require_writable_file(path: Path) -> None:
         InputError: it is a pipe or a device, or would be in a bundle.
         OSError: it cannot, as writing it would say.
     """
-    if path.is_dir() or path.name in ("", ".."):
+    if path.is_dir() or not has_name(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if is_stream(path):
         raise InputError(f"{path}: must be a file to be replaced (got a pipe or a device). Choose another place.")

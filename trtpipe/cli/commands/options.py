@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
@@ -20,7 +19,7 @@ from trtpipe.cli import console
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import is_job_file, is_written_as_job
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
-from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
+from trtpipe.outputs import cache_folder, has_name, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.streams import descriptor_of, is_stream, open_stream, require_no_stream, take
 from trtpipe.trt import driver
@@ -77,13 +76,12 @@ class OutputFile(click.Path):
 
 
 class NewPath(OutputFile):
-    """A file or folder to be made; the command itself refuses a file that exists."""
+    """A file or folder to be made; the command itself refuses one that exists."""
 
     def probe(self, path: Path) -> None:
         """OSError when nothing can be made at `path`."""
-        if path.is_dir():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        super().probe(path)
+        if not path.is_dir() or not has_name(path):
+            super().probe(path)
 
 
 class OutputFolder(click.Path):

@@ -10,7 +10,7 @@ from trtpipe.bundle.archive import pack
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument
 from trtpipe.cli.commands.options import OutputFile
-from trtpipe.outputs import require_apart, require_writable_file
+from trtpipe.outputs import has_name, require_apart, require_writable_file
 from trtpipe.values import ARCHIVE_SUFFIX
 
 
@@ -20,7 +20,7 @@ from trtpipe.values import ARCHIVE_SUFFIX
 def command(bundle: Path, archive: Path | None) -> None:
     """Write BUNDLE, or a kit, as one file: ARCHIVE, or the bundle's name with .trtb beside it."""
     # Of "." and "..", too, the directory's own name.
-    place = bundle if bundle.name not in ("", "..") else bundle.resolve()
+    place = bundle if has_name(bundle) else bundle.resolve()
     target = archive or Path(f"{place}{ARCHIVE_SUFFIX}")
     require_apart(target, bundle)
     require_writable_file(target)
