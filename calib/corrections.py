@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from calib.errors import CalibError
+from calib.files import read_regular
 from calib.types import Array
 
 #: Name of a step or of a digest: what the caller calls it.
@@ -89,7 +90,7 @@ def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None, n
         return Corrections(steps, {}, none)
     path = corrections_path(where)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise CalibError(
             f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files."

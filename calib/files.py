@@ -24,14 +24,21 @@ def as_text(name: str) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file opened for reading: a pipe among a user's images would wait for a writer, and a device has no end.
+    """A file opened for reading: a pipe among a user's files would wait for a writer, and a device has no end.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder, the system says so
         raise OSError(errno.EINVAL, "no regular file", str(path))
     return open(path, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file, opened by `open_regular`; OSError as there."""
+    with open_regular(path) as stream:
+        return stream.read()
 
 
 def is_lfs_pointer(path: Path) -> bool:
@@ -46,34 +53,33 @@ def is_lfs_pointer(path: Path) -> bool:
 def is_torchscript(path: Path) -> bool:
     """Whether a file is what torch.jit.save writes: an archive with code in it."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
             return any(name.split("/")[1:2] == ["code"] for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
         return False
 
 
-def read_at_most(path: Path, most_bytes: int, *, piped: bool = False) -> bytes:
+def read_at_most(path: Path, most_bytes: int) -> bytes:
     """The content of a file that is never long: what is longer (a device, the wrong file) is not read to its end.
 
     Args:
         path: the file.
         most_bytes: how long it may be, bytes.
-        piped: whether it may be a pipe, as a shell has `<(command)`.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
         ValueError: it is longer.
     """
-    with open(path, "rb") if piped else open_regular(path) as stream:
+    with open_regular(path) as stream:
         data = stream.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
     return data
 
 
-def text_at_most(path: Path, most_bytes: int, *, piped: bool = False) -> str:
+def text_at_most(path: Path, most_bytes: int) -> str:
     """The same of a UTF-8 text, each end of a line as a newline; UnicodeDecodeError where it is none."""
-    return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes, piped=piped)), encoding="utf-8").read()
+    return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes)), encoding="utf-8").read()
 
 
 @contextmanager

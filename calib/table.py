@@ -23,7 +23,7 @@ from calib.algorithms import INT8_MAX, PERCENTILE, Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_thresholds
 from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
-from calib.files import replacing
+from calib.files import read_regular, replacing
 from calib.histogram import Histogram
 from calib.samples import combine_digests
 from calib.strictjson import first_problem
@@ -383,7 +383,7 @@ def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halve
     if table.histograms_sha256 is None:
         raise CalibError(f"{where}: was written without histograms. Calibrate again.")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         if hashlib.sha256(data).hexdigest() != table.histograms_sha256:
             raise CalibError(
                 f"{path}: these are not the histograms of {where.name}: the digest differs. Calibrate again."

@@ -19,7 +19,7 @@ import numpy as np
 from calib.algorithms import BASES, PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
-from calib.files import replacing
+from calib.files import read_regular, replacing
 from calib.samples import require_batch_size
 from calib.strictjson import loads
 from calib.trt_cache import read_cache
@@ -234,7 +234,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
     if file is None or not file.exists():
         return None, ()
     try:
-        head, _, body = file.read_bytes().partition(b"\n")
+        head, _, body = read_regular(file).partition(b"\n")
     except OSError as error:
         raise CalibError(f"{file}: must be readable (got {error.strerror}).") from error
     words = head.decode("utf-8", "replace").split(" ", 2)

@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
          "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
          "trtpipe.model.onnx.reference", "trtpipe.nightly.history_plot",
          "trtpipe.report.bench_page", "trtpipe.report.dense", "trtpipe.cli.starter", "trtpipe.nightly.pool",
-         "trtpipe.outputs", "trtpipe.pipeline.cache.recorder"},
+         "trtpipe.outputs", "trtpipe.pipeline.cache.recorder", "trtpipe.streams"},
         "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),
     "ends with a number": (

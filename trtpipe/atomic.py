@@ -25,6 +25,7 @@ from pathlib import Path
 
 from calib.files import replacing
 from trtpipe.outputs import naming
+from trtpipe.streams import is_stream, open_stream
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -148,13 +149,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     What is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
 
     Raises:
+        InputError: it is a pipe that nothing reads.
         OSError: it cannot be written; its filename is `path`.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            path.write_bytes(data)
+        if is_stream(path):
+            with open(open_stream(path), "wb") as file:
+                file.write(data)
             return
         with replacing(path) as sibling:
             sibling.write_bytes(data)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
+from trtpipe.streams import is_stream
 from trtpipe.values import GOLDEN, MANIFEST
 
 #: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
@@ -29,6 +30,11 @@ _COMMIT_BYTES = 1 << 18
 def is_plain(name: str) -> bool:
     """Whether a file of a bundle may be called so: the name leads out of no folder, and every file system takes it."""
     return len(name) <= MOST_NAME and re.fullmatch(PLAIN_NAME, name) is not None
+
+
+def has_name(path: Path) -> bool:
+    """Whether a path ends in a name, beside which another can stand: `.`, `..` and `/` do not."""
+    return path.name not in ("", "..")
 
 
 def cache_folder() -> Path:
@@ -126,15 +132,13 @@ def require_writable_file(path: Path) -> None:
     """Probe that a file can be written at `path`; leaves nothing behind.
 
     Raises:
-        InputError: it would be in a bundle.
+        InputError: it is a pipe or a device, or would be in a bundle.
         OSError: it cannot, as writing it would say.
     """
-    if path.is_dir():
+    if path.is_dir() or not has_name(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if (
-        path.exists() and not path.is_file()
-    ):  # /dev/stdout, a named pipe: opening it may block; a write fails where it must
-        return
+    if is_stream(path):
+        raise InputError(f"{path}: must be a file to be replaced (got a pipe or a device). Choose another place.")
     _require_writable(path, path.parent)
 
 
@@ -149,7 +153,7 @@ def require_apart(output: Path, *read: Path | None) -> None:
     Raises:
         InputError: it is one of them, or stands in one of them.
     """
-    if output.exists() and not output.is_file():
+    if is_stream(output):
         return
     place = output.resolve()
     for one in read:

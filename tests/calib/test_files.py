@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from calib.data import open_source
-from calib.files import as_text, read_at_most, replacing, text_at_most
+from calib.files import as_text, open_regular, read_at_most, read_regular, replacing, text_at_most
 from calib.samples import DataSpec, InputSpec
 
 
@@ -32,25 +32,23 @@ def test_what_is_longer_is_not_read_to_its_end(tmp_path: Path) -> None:
     path.write_bytes(b"12\r\n3")
     assert read_at_most(path, 5) == b"12\r\n3"
     assert text_at_most(path, 5) == "12\n3"
-    for endless in (path, Path("/dev/zero")):
-        with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
-            read_at_most(endless, 4, piped=True)
+    with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
+        read_at_most(path, 4)
     path.write_bytes(b"\xff")
     with pytest.raises(UnicodeDecodeError):
         text_at_most(path, 4)
 
 
-def test_a_pipe_is_read_where_one_is_expected_alone(tmp_path: Path) -> None:
-    """One without a writer would be waited for."""
+def test_neither_a_pipe_nor_a_device_is_read(tmp_path: Path) -> None:
+    """One without a writer would be waited for, and /dev/zero has no end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="no regular file"):
-        read_at_most(pipe, 4)
-    writer = os.open(pipe, os.O_RDWR)
-    os.write(writer, b"abcde")
-    with pytest.raises(ValueError, match=r"^more than 4 bytes$"):
-        read_at_most(pipe, 4, piped=True)
-    os.close(writer)
+    for path in (pipe, Path("/dev/zero")):
+        for read in (open_regular, read_regular, lambda p: read_at_most(p, 4)):
+            with pytest.raises(OSError, match="no regular file"):
+                read(path)
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
 
 
 def test_images_and_classes_of_any_name_are_drawn(tmp_path: Path) -> None:

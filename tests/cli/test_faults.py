@@ -24,7 +24,7 @@ import shipping
 
 from trtpipe.bundle.archive import pack
 from trtpipe.bundle.format import read_bundle
-from trtpipe.cli.commands.options import OutputFile, OutputFolder, OutputTables
+from trtpipe.cli.commands.options import InputPath, OutputFile, OutputFolder, OutputTables
 from trtpipe.cli.main import COMMANDS, group, main
 from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.nightly.history import History
@@ -47,7 +47,7 @@ READ = {
 #: Types of parameters that are probed while the command line is read.
 PROBED = (OutputFile, OutputFolder, OutputTables)
 #: Outputs that have a default which depends on other arguments: their commands probe them.
-DERIVED = {("pack", "archive"), ("unpack", "destination")}
+DERIVED = {("unpack", "destination")}
 
 
 class Faults:
@@ -244,8 +244,10 @@ def paths() -> Iterator[tuple[str, str, click.ParamType]]:
 
 
 def test_every_path_that_a_command_writes_to_is_probed() -> None:
-    plain = {(name, parameter) for name, parameter, kind in paths() if not isinstance(kind, PROBED)}
-    assert plain == READ | DERIVED
+    read = {(name, parameter) for name, parameter, kind in paths() if isinstance(kind, InputPath)}
+    assert read == READ
+    plain = {(name, parameter) for name, parameter, kind in paths() if not isinstance(kind, (*PROBED, InputPath))}
+    assert plain == DERIVED
     probed = {(name, parameter) for name, parameter, kind in paths() if isinstance(kind, PROBED)}
     assert {n for n, _ in probed | DERIVED} >= {
         "bench", "build", "calibrate", "export", "history", "init", "keygen", "nightly", "pack", "prepare", "run",

@@ -60,7 +60,9 @@ def test_what_has_no_end_is_not_read(tmp_path, capsys, kind):
     if kind == "pipe":
         os.mkfifo(path)
     assert main(["inspect", str(path)]) == 2
-    assert capsys.readouterr().err == f"{path}: must be a file or a bundle's folder (got a device or a pipe).\n"
+    assert capsys.readouterr().err == (
+        f"{path}: must be a file or a folder (got a pipe or a device). Save its content in a file, and give that.\n"
+    )
 
 
 def test_a_damaged_bundle_is_a_user_error(tmp_path, capsys):

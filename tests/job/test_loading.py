@@ -220,14 +220,26 @@ def test_job_only_ignores_what_this_machine_lacks(tmp_path, capsys):
 def test_a_file_without_an_end_is_not_read_to_it(capsys):
     for path in ("/dev/zero", "/dev/urandom"):
         assert main(["validate", path]) == 2
-        assert f"{path}: must be a job file of at most 1048576 bytes (got more than 1048576 bytes)." in (
-            capsys.readouterr().err
-        )
+        assert capsys.readouterr().err.startswith(f"{path}: must be a file or a folder (got a pipe or a device). ")
+        with pytest.raises(JobErrors, match=rf"^{path}: must be readable \(got no regular file\)\.$"):
+            load_job(path)
 
 
-def test_nor_is_a_key():
-    with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: more than 1048576 bytes\)\."):
+def test_nor_is_a_long_one(tmp_path, capsys):
+    path = tmp_path / "job.yaml"
+    path.write_bytes(bytes((1 << 20) + 1))
+    assert main(["validate", str(path)]) == 2
+    assert f"{path}: must be a job file of at most 1048576 bytes (got more than 1048576 bytes)." in (
+        capsys.readouterr().err
+    )
+
+
+def test_nor_is_a_key(tmp_path):
+    with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: no regular file\)\."):
         load_public_keys(Path("/dev/zero"))
+    (tmp_path / "key").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(InputError, match=r"key: must be a readable key file \(got: more than 1048576 bytes\)\."):
+        load_public_keys(tmp_path / "key")
 
 
 def test_paths_in_lists_are_those_of_the_jobs_folder(folder):

@@ -248,7 +248,7 @@ NOT_COCO = [
     ("images", {"id": None}, "images.0.id: Field required"),
     ("images", {"width": 0}, "images.0.width: Input should be greater than 0"),
     ("images", {"file_name": 7}, "images.0.file_name: Input should be a valid string"),
-    ("images", "b.jpg", "images: Input should be a valid list"),
+    ("images", "b.jpg", "images: Input should be a valid tuple"),
     ("annotations", {"bbox": [0, 0, 1]}, "annotations.0.bbox.3: Field required"),
     ("annotations", {"bbox": "0 0 1 1"}, "annotations.0.bbox: Input should be a valid tuple"),
     ("annotations", {"bbox": [0, 0, 1, "wide"]},
@@ -256,7 +256,7 @@ NOT_COCO = [
     ("annotations", {"category_id": None}, "annotations.0.category_id: Field required"),
     ("annotations", {"category_id": 1.5},
      "annotations.0.category_id: Input should be a valid integer, got a number with a fractional part"),
-    ("annotations", 4, "annotations: Input should be a valid list"),
+    ("annotations", 4, "annotations: Input should be a valid tuple"),
 ]  # fmt: skip
 
 

@@ -15,12 +15,14 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from calib.files import replacing
+from calib.files import open_regular, replacing
 from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, place, read_bundle
 from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
 from trtpipe.outputs import is_plain, naming
+from trtpipe.streams import is_stream
 from trtpipe.values import ARCHIVE_SUFFIX, MANIFEST
 
 _BLOCK = 512
@@ -53,7 +55,7 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
         OSError: it cannot be written; its filename is `archive`.
     """
     bundle = read_bundle(bundle_path)
-    if archive.exists() and not archive.is_file():
+    if archive.is_dir() or is_stream(archive):
         raise InputError(f"{archive}: is there already and is no regular file. Choose another name.")
     for name, entry in bundle.manifest.files.items():
         if entry.size > MAX_FILE_BYTES:
@@ -77,7 +79,7 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
         InputError: the archive is not in canonical form or what it holds is no valid bundle.
     """
     try:
-        with open(archive, "rb") as file:
+        with open_regular(archive) as file:
             content = dict(_read_members(archive, file))
     except OSError as error:
         raise InputError(
@@ -114,7 +116,7 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
-def _read_members(archive: Path, file: io.BufferedReader) -> Iterator[tuple[str, bytes]]:
+def _read_members(archive: Path, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """Name and content of each member, none of which is believed before the manifest has named it."""
     total = os.fstat(file.fileno()).st_size
     name, data = _read_member(archive, file, total, {MANIFEST: None})
@@ -145,9 +147,7 @@ def _read_members(archive: Path, file: io.BufferedReader) -> Iterator[tuple[str,
         raise InputError(f"{archive}: there is data after the last file. {_AGAIN}")
 
 
-def _read_member(
-    archive: Path, file: io.BufferedReader, total: int, expected: dict[str, int | None]
-) -> tuple[str, bytes]:
+def _read_member(archive: Path, file: BinaryIO, total: int, expected: dict[str, int | None]) -> tuple[str, bytes]:
     """Name and content of the member at the file's position, if it is one of `expected` (name to size, None: any)."""
     header = file.read(_BLOCK)
     if len(header) != _BLOCK:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -62,8 +63,18 @@ def generate_key(path: Path) -> Path:
     return public_path
 
 
+@dataclass(frozen=True)
+class _Signer:
+    """A private key that signs, in other processes too, and that no `repr` shows."""
+
+    raw: bytes = field(repr=False)
+
+    def __call__(self, data: bytes) -> bytes:
+        return Ed25519PrivateKey.from_private_bytes(self.raw).sign(data)
+
+
 def signer(path: Path) -> Callable[[bytes], bytes]:
-    """A function from a manifest's bytes to their signature by the private key in `path`.
+    """A function from a manifest's bytes to their signature by the private key in `path`, which is read now.
 
     Raises:
         InputError: unreadable, or no unencrypted Ed25519 key.
@@ -74,12 +85,7 @@ def signer(path: Path) -> Callable[[bytes], bytes]:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise InputError(f"{path}: is not an unencrypted Ed25519 private key in PEM. Make one: trtpipe keygen.")
-    return _signing(key)
-
-
-def _signing(key: Ed25519PrivateKey) -> Callable[[bytes], bytes]:
-    """`key.sign`, out of reach of a `repr`."""
-    return lambda data: key.sign(data)
+    return _Signer(key.private_bytes_raw())
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -162,7 +168,7 @@ def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], b
 
 def _read(path: Path) -> bytes:
     try:
-        return read_at_most(path, MOST_KEY_BYTES, piped=True)
+        return read_at_most(path, MOST_KEY_BYTES)
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: must be a readable key file (got: {got}). Give its path.") from None

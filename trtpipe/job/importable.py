@@ -25,9 +25,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def is_job_file(path: Path) -> bool:
     """Whether a path in a folder of jobs is one: hidden files are none, as macOS and editors leave them there; a link
-    to nothing is, and fails when it is read."""
-    there = path.is_file() or (path.is_symlink() and not path.exists())
-    return path.suffix.lower() in _JOB_SUFFIXES and not path.name.startswith(".") and there
+    to nothing and a pipe are, and fail when they are read."""
+    return path.suffix.lower() in _JOB_SUFFIXES and not path.name.startswith(".") and not path.is_dir()
 
 
 def is_written_as_job(path: Path) -> bool:

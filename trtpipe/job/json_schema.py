@@ -27,6 +27,8 @@ that match nothing, and packages that are installed and cannot be imported, for 
 ```
 
 - Paths are relative to the folder of the job file.
+- A shell may pipe a job file in, `trtpipe validate <(command)`, and a key, but to `nightly` and `tune` no job file. Its
+  paths are relative to the current folder. Any other pipe or device is refused where a file is to be read.
 - Scalars are those of YAML 1.2: only `true` and `false` (and `True`, `TRUE`, ...) are booleans, and nothing is
   converted, so `"1"` is text.
 - An unknown key, a key given twice, an anchor, an alias or a tag is an error.

@@ -20,6 +20,7 @@ from trtpipe.job.importable import is_job_file
 from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
+from trtpipe.streams import folder_of
 from trtpipe.values import ARCHIVE_SUFFIX
 
 #: Every key that names a file or a folder, or a list of them: what must be there. `output` need not exist yet.
@@ -84,7 +85,7 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
     """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
     path = Path(path)
     try:
-        text = text_at_most(path, yamlfile.MAX_BYTES, piped=True)
+        text = text_at_most(path, yamlfile.MAX_BYTES)
         document = yamlfile.parse(text)
     except (OSError, ValueError):  # text that is no UTF-8, too long, or no YAML
         return (JobFile(path, paths_exist=paths_exist),)
@@ -171,7 +172,7 @@ class JobFile:
         name = fspath(self._path)
         packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(ARCHIVE_SUFFIX) else ""
         try:
-            text = text_at_most(self._path, yamlfile.MAX_BYTES, piped=True)
+            text = text_at_most(self._path, yamlfile.MAX_BYTES)
             self._document = yamlfile.parse(text)
             self._text = text
         except yamlfile.YamlProblem as p:
@@ -249,7 +250,7 @@ class JobFile:
 
     def _absolute(self, data: JsonObject) -> None:
         """Make every path of the job absolute, and report those that do not exist."""
-        folder = self._path.resolve().parent
+        folder = folder_of(self._path)
         for (section, key), kind in PATHS.items():
             given = data.get(section)
             if not isinstance(given, dict):
@@ -278,7 +279,7 @@ class JobFile:
 
     def _validate(self, data: JsonObject) -> Job | None:
         try:
-            return Job.model_validate(data).read_from(self._path.resolve().parent, self._text)
+            return Job.model_validate(data).read_from(folder_of(self._path), self._text)
         except ValidationError as error:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 
 from calib.data import open_source
 from calib.errors import CalibError
-from calib.files import text_at_most
+from calib.files import open_regular, text_at_most
 from calib.folders import class_folders
 from calib.images import UNREADABLE_IMAGE
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
@@ -148,7 +148,7 @@ def turned(data: Data, transform: Transform | None, ids: Sequence[str]) -> tuple
 def _orientation(path: Path) -> int | None:
     """The EXIF orientation that the header of an image file has; Pillow itself turns a TIFF as it reads it."""
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as stream, Image.open(stream) as image:
             exif = Image.Exif()
             exif.load(image.info.get("exif", b""))
             return exif.get(ExifTags.Base.Orientation)

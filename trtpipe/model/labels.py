@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from calib.errors import CalibError
 from calib.files import open_regular, text_at_most
@@ -204,6 +204,8 @@ def _mask_files(
 
 
 class _CocoImage(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
     id: int | str
     file_name: str
     width: PositiveInt
@@ -211,6 +213,8 @@ class _CocoImage(BaseModel):
 
 
 class _CocoAnnotation(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
     image_id: int | str
     bbox: tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
     category_id: int
@@ -220,8 +224,10 @@ class _CocoAnnotation(BaseModel):
 class _Coco(BaseModel):
     """What is read of COCO's annotations; they hold more."""
 
-    images: list[_CocoImage]
-    annotations: list[_CocoAnnotation]
+    model_config = ConfigDict(frozen=True)
+
+    images: tuple[_CocoImage, ...]
+    annotations: tuple[_CocoAnnotation, ...]
 
 
 def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> tuple[Boxes, ...]:

@@ -19,6 +19,7 @@ from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
 from trtpipe.outputs import naming_database, open_database
+from trtpipe.streams import require_no_stream
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
 TABLES_VERSION = 1
@@ -56,6 +57,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        require_no_stream(path)
         with self._file_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = open_database(path, LOCKED_S)

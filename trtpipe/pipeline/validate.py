@@ -35,6 +35,7 @@ from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import outdated_driver, this_device
 from trtpipe.runtime.device_memory import lacking_memory
+from trtpipe.streams import folder_of
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
@@ -167,7 +168,7 @@ def _modules(job: Job, path: Path) -> _Problems:
 
 
 def _folders(path: Path) -> tuple[Path, Path]:
-    return path.resolve().parent, Path.cwd()
+    return folder_of(path), Path.cwd()
 
 
 def _in_extra(target: str, path: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from calib.files import read_regular
 from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
@@ -55,7 +56,7 @@ class Trials:
         """
         record = cls(path, dict(key))
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path).decode("utf-8")
         except FileNotFoundError:
             return record
         except (OSError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from calib.files import read_regular
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
@@ -82,11 +83,11 @@ class OrtRunner:
         self.notes: tuple[str, ...] = ()
         self._without_onnx = False
         if as_written:
-            given = model if isinstance(model, bytes) else Path(model).read_bytes()
+            given = model if isinstance(model, bytes) else read_regular(Path(model))
             optimization, model = "none", self._rounded(self._widened(given))
             self.notes = (f"executed by {self.name}",) if "," in self.name else ()
         if optimization != "none":
-            _require_optimizable(model if isinstance(model, bytes) else Path(model).read_bytes(), optimization)
+            _require_optimizable(model if isinstance(model, bytes) else read_regular(Path(model)), optimization)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it refuses is raised below
         options.intra_op_num_threads = threads

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from calib.files import read_regular
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
@@ -72,7 +73,7 @@ def build_engine(
     if why := too_new_an_opset(tensorrt.name, tensorrt.version, model.opset):
         raise InputError(why)
     watch = Watch(progress, build.log_level)
-    libraries = {Path(p).name: Path(p).read_bytes() for p in build.plugins}
+    libraries = {Path(p).name: read_regular(Path(p)) for p in build.plugins}
     try:
         data, notes, cache = _serialize(tensorrt, gpu, model, build, precision, calibration, watch, libraries)
     except BaseException as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from calib.files import read_regular
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import InputError, MissingError
@@ -88,7 +89,7 @@ class EngineRunner:
         plugins: Mapping[str, bytes] | None = None,
     ) -> None:
         self._plugins = plugins or {}
-        self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
+        self._plan = engine if isinstance(engine, bytes) else read_regular(Path(engine))
         self._open_memory = memory if callable(memory) else lambda: open_memory(memory)
         self._without_lean_runtime, self._keep_kernels = without_lean_runtime, keep_kernels
         self._cache: KernelCache | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.files import read_regular
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.outputs import require_writable_file
@@ -82,7 +83,7 @@ def save(config: IBuilderConfig, path: Path) -> tuple[bytes, tuple[str, ...]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return b""
 

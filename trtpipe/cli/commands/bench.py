@@ -11,6 +11,7 @@ from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
 from trtpipe.cli.commands.options import (
+    InputPath,
     OutputFile,
     Seconds,
     device_option,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @click.command("bench", short_help="Latency, throughput and loss of every mode side by side.")
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=InputPath(piped=True))
 @click.option(
     "--rounds",
     default=bench_line.ROUNDS,
@@ -55,9 +56,9 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Check samples that each mode runs.",
 )
-@click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
-@click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
-@click.option("--plot", "plot_path", type=OutputFile(), help="Draw it to this .png or .svg.")
+@click.option("--save", type=OutputFile(piped=True), help="Write the result as JSON here.")
+@click.option("--csv", "csv_path", type=OutputFile(piped=True), help="Write the table as CSV here.")
+@click.option("--plot", "plot_path", type=OutputFile(piped=True), help="Draw it to this .png or .svg.")
 @device_option
 @set_option
 @key_option

@@ -12,10 +12,10 @@ import click
 
 from calib.types import JsonObject
 from trtpipe.bundle.manifest import GRAPH, EngineFile
-from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, metric_line, require_key, sign_option, trusted
+from trtpipe.cli.commands.bundles import key_option, metric_line, sign_option, signing, trusted
 from trtpipe.cli.commands.options import (
+    InputPath,
     device_option,
     diagnose_option,
     job_files,
@@ -40,7 +40,7 @@ from trtpipe.progress import size
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
-    from trtpipe.bundle.format import Bundle
+    from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
     from trtpipe.pipeline.build import Built
     from trtpipe.progress import Reporter
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     "--replay",
     metavar="BUNDLE",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=InputPath(file_okay=False),
     help="Build one JOB with this bundle's timing cache, and say whether its engine comes out the same.",
 )
 @set_option
@@ -98,15 +98,17 @@ def command(
             raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         before = None if replay is None else bundle_to_replay(replay, trusted(key))
 
-        require_key(sign)
+        signs = signing(sign)
         cache = None if before is None else stack.enter_context(timing_cache_of(before))
         works = [
-            work(path, job, partial(build, _timed_by(job, cache), out, diagnose_seconds=diagnose_seconds), sign, before)
+            work(
+                path, job, partial(build, _timed_by(job, cache), out, diagnose_seconds=diagnose_seconds), signs, before
+            )
             for path, job in loaded
         ]
         if kits:
             finish = partial(finish_kit, key=trusted(key), timing_cache=cache)
-            works += [work(path, None, partial(finish, path, out), sign, before) for path in kits]
+            works += [work(path, None, partial(finish, path, out), signs, before) for path in kits]
         return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
@@ -147,16 +149,16 @@ def load_jobs(
     return loaded
 
 
-def work(path: Path, job: Job | None, task: Task, sign: Path | None, replay: Bundle | None = None) -> Work:
-    """A task that ends with a bundle, signed by the key in the file `sign` unless the check failed.
+def work(path: Path, job: Job | None, task: Task, sign: Sign | None, replay: Bundle | None = None) -> Work:
+    """A task that ends with a bundle, signed by `sign` unless the check failed.
 
     The engine is held against that of `replay`.
     """
     return Work(path, partial(_result, path, task, sign, replay), job)
 
 
-def _result(path: Path, task: Task, sign: Path | None, replay: Bundle | None, reporter: Reporter) -> Result:
-    built = task(reporter, sign=None if sign is None else signer(sign))
+def _result(path: Path, task: Task, sign: Sign | None, replay: Bundle | None, reporter: Reporter) -> Result:
+    built = task(reporter, sign=sign)
     signed = built.bundle.signature is not None
     lines = verdict(built.bundle.path.name, built.bundle.path, built.report)
     code = SUCCESS if built.report.passed else FAILED

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 import click
 
+from trtpipe.bundle.format import Sign
 from trtpipe.bundle.signing import configured_key, signer
+from trtpipe.cli.commands.options import InputPath
 from trtpipe.values import CheckReport, Metric
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -16,14 +18,14 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def bundle_argument(function: F) -> F:
     """`BUNDLE`: a bundle's directory."""
-    return click.argument("bundle", type=click.Path(path_type=Path))(function)
+    return click.argument("bundle", type=InputPath())(function)
 
 
 def key_option(function: F) -> F:
     """`--key`: public keys, one of which must have signed."""
     return click.option(
         "--key",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=InputPath(piped=True, dir_okay=False),
         help="Refuse the bundle unless one of the public keys in this file signed it. "
         "[default: $TRTPIPE_PUBLIC_KEY, /etc/trtpipe/trusted.pub]",
     )(function)
@@ -33,7 +35,7 @@ def sign_option(function: F) -> F:
     """`--sign`: the private key to sign with."""
     return click.option(
         "--sign",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=InputPath(piped=True, dir_okay=False),
         metavar="KEY",
         help="Sign what passed its check with this private key (see keygen).",
     )(function)
@@ -46,14 +48,13 @@ def graph_option(function: F) -> F:
     )
 
 
-def require_key(sign: Path | None) -> None:
-    """Nothing, where the key to sign with is one, or none is given; asked before work begins.
+def signing(sign: Path | None) -> Sign | None:
+    """What signs by the private key that is given, if one is; read once, before work begins.
 
     Raises:
         InputError: it is none.
     """
-    if sign is not None:
-        signer(sign)
+    return None if sign is None else signer(sign)
 
 
 def trusted(key: Path | None) -> Path | None:

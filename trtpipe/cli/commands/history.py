@@ -8,7 +8,7 @@ import click
 
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile, json_option
+from trtpipe.cli.commands.options import InputPath, OutputFile, json_option
 from trtpipe.errors import SUCCESS, ExitCode, InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
@@ -22,10 +22,10 @@ from trtpipe.outputs import require_apart
     "file",
     default=Path("out/history.sqlite"),
     show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=InputPath(dir_okay=False),
     help="The SQLite file that `trtpipe nightly` writes.",
 )
-@click.option("--plot", type=OutputFile(), help="Also write the figures over time as SVG.")
+@click.option("--plot", type=OutputFile(piped=True), help="Also write the figures over time as SVG.")
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> ExitCode:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFolder, json_option
+from trtpipe.cli.commands.options import InputPath, OutputFolder, json_option
 from trtpipe.cli.starter import starter
 from trtpipe.errors import shell
 
@@ -15,9 +15,7 @@ from trtpipe.errors import shell
 @click.command("init", short_help="Write a working job to start from.")
 @click.argument("folder", metavar="DIR", type=OutputFolder())
 @click.option("--from", "source", metavar="SOURCE", help="timm:<model> or package.module:callable.")
-@click.option(
-    "--images", type=click.Path(path_type=Path), help="Your images: a folder, or one with train and val in it."
-)
+@click.option("--images", type=InputPath(), help="Your images: a folder, or one with train and val in it.")
 @json_option
 def command(folder: Path, source: str | None, images: Path | None, as_json: bool) -> None:
     """Write a commented job into DIR that validates and builds: with its own small model and a few made-up images, or

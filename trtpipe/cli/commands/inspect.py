@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from calib.errors import CalibError
+from calib.files import open_regular, read_regular
 from calib.table import CalibrationTable
 from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import json_option
+from trtpipe.cli.commands.options import InputPath, json_option
 from trtpipe.errors import InputError, MissingError, first_line, shell
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect", short_help="Say what is in a bundle, an engine, an ONNX file or a table.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=InputPath())
 @json_option
 def command(file: Path, as_json: bool) -> None:
     """Say what is in FILE, running nothing of it.
@@ -56,10 +57,8 @@ def described(path: Path) -> JsonObject:
         if not (path / MANIFEST).is_file():
             raise InputError(f"{path}: must be a bundle (got a folder without {MANIFEST}).")
         return _bundle(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: must be a file or a bundle's folder (got a device or a pipe).")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(64)
     except FileNotFoundError:
         raise InputError(
@@ -94,7 +93,7 @@ def _bundle(path: Path) -> JsonObject:
 
 
 def _engine(path: Path) -> JsonObject:
-    header: JsonObject = console.jsonable(read_header(path.read_bytes()))
+    header: JsonObject = console.jsonable(read_header(read_regular(path)))
     return {"kind": "engine", "path": str(path), "bytes": path.stat().st_size, **header}
 
 
@@ -113,7 +112,7 @@ def _table(path: Path) -> JsonObject:
 
 def _cache(path: Path) -> JsonObject:
     """A TensorRT calibration cache: amax by TensorRT's own names of the tensors."""
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
         cache = read_cache(data, str(path))
     except CalibError as error:

@@ -10,10 +10,10 @@ import click
 from calib.types import JsonObject
 from trtpipe.atomic import write_whole
 from trtpipe.bundle.manifest import REPORT
-from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import sign_option
+from trtpipe.cli.commands.bundles import sign_option, signing
 from trtpipe.cli.commands.options import (
+    InputPath,
     OutputFile,
     cache_option,
     cache_or_users,
@@ -38,7 +38,7 @@ from trtpipe.pipeline.cache.store import parse_bytes
 
 
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
-@click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("jobs", nargs=-1, type=InputPath())
 @out_option("out", "Folder of the bundles, the report and the history.")
 @device_option
 @set_option
@@ -138,7 +138,7 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
         repeat=given["repeat"] or 0,
         accept=given["accept"],
         limits=parse_limits(given["limits"]),
-        sign=signer(given["sign"]) if given["sign"] else None,
+        sign=signing(given["sign"]),
         diagnose_seconds=given["diagnose_seconds"],
         credentials=given["credentials"],
         insecure=given["insecure"],

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,28 +19,55 @@ from trtpipe.cli import console
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import is_job_file, is_written_as_job
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
-from trtpipe.outputs import cache_folder, require_writable_file, require_writable_folder
+from trtpipe.outputs import cache_folder, has_name, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
+from trtpipe.streams import descriptor_of, is_stream, open_stream, require_no_stream, take
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class OutputFile(click.Path):
-    """A file to be written; it is tested for that before any work begins."""
+class InputPath(click.Path):
+    """What is to be read: a file or a folder; of pipes and devices (`streams`) those that `piped` lets be taken."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-        self.name = "file"
+    def __init__(self, *, piped: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay)
+        self.piped = piped
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """The path; OSError when it cannot be written."""
+        """The path; InputError when it is a pipe or a device that cannot be read as a file."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
+            (take if self.piped else require_no_stream)(path)
+        return path
+
+
+class OutputFile(click.Path):
+    """A file to be written; it is tested for that before any work begins. With `piped`, also a pipe or a device: it is
+    open from then on until the command ends, so that its reader stays."""
+
+    def __init__(self, *, piped: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.name = "file"
+        self.piped = piped
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; OSError when it cannot be written, InputError where nothing reads a pipe."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is not None and ctx.resilient_parsing:
+            return path
+        if not (self.piped and is_stream(path)):
             self.probe(path)
+        elif ctx is not None:
+            descriptor = open_stream(path)
+            ctx.call_on_close(partial(os.close, descriptor))
+            if descriptor_of(path) is not None:  # which `results_apart` may turn elsewhere
+                return Path(f"/dev/fd/{descriptor}")
         return path
 
     def probe(self, path: Path) -> None:
@@ -52,7 +80,7 @@ class NewPath(OutputFile):
 
     def probe(self, path: Path) -> None:
         """OSError when nothing can be made at `path`."""
-        if not path.is_dir():
+        if not path.is_dir() or not has_name(path):
             super().probe(path)
 
 
@@ -237,7 +265,7 @@ def tls_options(function: F) -> F:
         "--tls",
         "credentials",
         metavar="DIR",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=InputPath(file_okay=False),
         help="This machine's folder of `trtpipe keygen --fleet`: certificates for the fleet.",
     )
     insecure = click.option(
@@ -279,7 +307,7 @@ def diagnose_option(function: F) -> F:
 
 def jobs_argument(function: F) -> F:
     """`JOB...`: files or folders."""
-    return click.argument("jobs", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
+    return click.argument("jobs", nargs=-1, required=True, type=InputPath(piped=True))(function)
 
 
 def job_files(paths: Iterable[Path], note: Callable[[str], None] = console.err) -> tuple[Path, ...]:

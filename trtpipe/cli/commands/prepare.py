@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from trtpipe.cli.commands.build import load_jobs, work
-from trtpipe.cli.commands.bundles import require_key, sign_option
+from trtpipe.cli.commands.bundles import sign_option, signing
 from trtpipe.cli.commands.options import (
     device_option,
     diagnose_option,
@@ -54,9 +54,9 @@ def command(
     if release is not None:
         require_version(release)
     loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
-    require_key(sign)
+    signs = signing(sign)
     works = [
-        work(path, job, partial(write_kit, job, out, release=release, diagnose_seconds=diagnose_seconds), sign)
+        work(path, job, partial(write_kit, job, out, release=release, diagnose_seconds=diagnose_seconds), signs)
         for path, job in loaded
     ]
     return each(works, as_json=as_json, verbose=verbose, quiet=quiet)

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from trtpipe.cli.commands.build import work
-from trtpipe.cli.commands.bundles import bundle_argument, key_option, require_key, sign_option, trusted
-from trtpipe.cli.commands.options import json_option, loudness_options, out_option
+from trtpipe.cli.commands.bundles import bundle_argument, key_option, sign_option, signing, trusted
+from trtpipe.cli.commands.options import InputPath, json_option, loudness_options, out_option
 from trtpipe.cli.each import each
 from trtpipe.errors import ExitCode
 from trtpipe.pipeline.refit import refit
@@ -21,7 +21,7 @@ from trtpipe.pipeline.refit import refit
     "--weights",
     metavar="KIT",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=InputPath(file_okay=False),
     help="Kit of the same job, prepared from the other weights.",
 )
 @out_option("out", "Folder the bundle goes to, under the name of the kit's job.")
@@ -43,6 +43,5 @@ def command(
 
     The engine must have been built with build.refit: all or individual. Run it where the engine's GPU is.
     """
-    require_key(sign)
     task = partial(refit, bundle, weights, out, key=trusted(key))
-    return each([work(bundle, None, task, sign)], as_json=as_json, verbose=verbose, quiet=quiet)
+    return each([work(bundle, None, task, signing(sign))], as_json=as_json, verbose=verbose, quiet=quiet)

@@ -17,7 +17,7 @@ from calib.folders import unread
 from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
-from trtpipe.cli.commands.options import OutputFile, refuse_unused
+from trtpipe.cli.commands.options import InputPath, OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
@@ -25,6 +25,7 @@ from trtpipe.jsontext import json_line
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
+from trtpipe.streams import is_stream, open_stream
 
 if TYPE_CHECKING:
     from trtpipe.runtime.inputs import Feed
@@ -39,13 +40,13 @@ FORMATS = ("jsonl", "json", "csv")
 
 @click.command("run", short_help="Run a bundle on images or arrays.")
 @bundle_argument
-@click.argument("source", metavar="INPUT", required=False, type=click.Path(path_type=Path))
+@click.argument("source", metavar="INPUT", required=False, type=InputPath())
 @key_option
 @graph_option
 @click.option(
     "--format", "chosen", type=click.Choice(FORMATS), help="[default: by the suffix of --output; jsonl without one]"
 )
-@click.option("-o", "--output", type=OutputFile(), help="Write to this file, not stdout.")
+@click.option("-o", "--output", type=OutputFile(piped=True), help="Write to this file, not stdout.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples at a time. [default: the engine's best]")
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes given for each sample.")
 @click.option("--raw", is_flag=True, help="Give the outputs themselves instead of classes (jsonl).")
@@ -147,7 +148,7 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
 
 def _format_of(output: Path | None) -> str:
     """The format that a file's suffix names; JSON lines where it has none, for what is no file, and on stdout."""
-    if output is None or not output.suffix or (output.exists() and not output.is_file()):
+    if output is None or not output.suffix or is_stream(output):
         return "jsonl"
     suffix = output.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -205,8 +206,8 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
     as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        if output.exists() and not output.is_file():  # a pipe, /dev/null
-            with open(output, "w", **as_text) as stream:
+        if is_stream(output):
+            with open(open_stream(output), "w", **as_text) as stream:
                 yield stream
             return
         with replacing(output) as sibling, open(sibling, "x", **as_text) as stream:

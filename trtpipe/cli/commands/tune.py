@@ -9,6 +9,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import (
+    InputPath,
     OutputFile,
     device_option,
     json_option,
@@ -26,7 +27,7 @@ from trtpipe.report import tune_page
 
 
 @click.command("tune", short_help="Meet the accuracy budget with most in 8 bits.")
-@click.argument("job", type=click.Path(path_type=Path))
+@click.argument("job", type=InputPath())
 @out_option("out", "Folder for the trials (resumed from there) and their table.")
 @click.option(
     "--write",

@@ -10,13 +10,14 @@ from trtpipe.bundle.archive import unpack
 from trtpipe.bundle.signing import checking
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.cli.commands.options import InputPath
 from trtpipe.errors import InputError
 from trtpipe.outputs import require_writable_folder
 from trtpipe.values import ARCHIVE_SUFFIX
 
 
 @click.command("unpack", short_help=f"Make a bundle of a {ARCHIVE_SUFFIX} file.")
-@click.argument("archive", type=click.Path(path_type=Path))
+@click.argument("archive", type=InputPath())
 @click.argument("destination", required=False, type=click.Path(path_type=Path))
 @key_option
 def command(archive: Path, destination: Path | None, key: Path | None) -> None:
