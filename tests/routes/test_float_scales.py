@@ -111,4 +111,9 @@ def test_other_targets_and_other_graphs_keep_theirs() -> None:
     assert lowered_for(plain, "tensorrt") is plain
     assert lowered_for(plain, "tensorrt_rtx") is plain
     whole = to_onnx(line(Between("concat").eval(), 8, 5).quantized(int8=True, half=None))
-    assert lowered_for(whole, "onnxruntime") is whole
+    assert with_float_scales(whole.data) is whole.data
+    there = lowered_for(whole, "onnxruntime")
+    assert there.notes == whole.notes
+    assert lowered_for(there, "onnxruntime") is there
+    wide = to_onnx(line(Between("concat").eval(), 8, 5).quantized(int8=False, half=None))
+    assert lowered_for(wide, "onnxruntime") is wide

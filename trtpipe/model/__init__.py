@@ -8,6 +8,7 @@ __all__ = [
     "corners",
     "data",
     "export",
+    "failures",
     "graph_digest",
     "labels",
     "load",

@@ -1,4 +1,4 @@
-"""Q/DQ pairs of an ONNX graph with FP32 scales, which is the only kind that ONNX Runtime's optimizer understands."""
+"""Q/DQ pairs as ONNX Runtime's optimizer understands them: with FP32 scales, and each DQ with its zero point."""
 
 from __future__ import annotations
 
@@ -54,6 +54,40 @@ def with_float_scales(model: bytes) -> bytes:
     del graph.initializer[:]
     graph.initializer.extend(kept)
     del graph.value_info[:]  # types of the tensors that were cut in two
+    onnx.checker.check_model(proto, full_check=True)
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+def with_zero_points(model: bytes) -> bytes:
+    """The graph with a zero point at each DequantizeLinear of INT8 codes, which say their type by themselves.
+
+    ONNX Runtime before 1.28 moves a Transpose over a weight's DQ by a QuantizeLinear with the DQ's own inputs: without
+    a zero point it gives UINT8, and the graph of an attention is refused.
+
+    Args:
+        model: a serialized ModelProto; codes and scales are initializers.
+
+    Returns:
+        The model itself where every one has its zero point.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_from_string(model)
+    graph = proto.graph
+    stored = {i.name: i for i in graph.initializer}
+    added: dict[str, onnx.TensorProto] = {}
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and len(node.input) == 2:
+            codes, scale = (stored.get(name) for name in node.input)
+            if codes is not None and scale is not None and codes.data_type == onnx.TensorProto.INT8:
+                zeros = np.zeros(tuple(scale.dims), np.int8)
+                point = added.setdefault(scale.name, numpy_helper.from_array(zeros, f"{scale.name}/zero_point"))
+                node.input.append(point.name)
+    if not added:
+        return model
+    graph.initializer.extend(added.values())
     onnx.checker.check_model(proto, full_check=True)
     data: bytes = proto.SerializeToString(deterministic=True)
     return data

@@ -66,9 +66,7 @@ def translations(*, float32_only: bool) -> Translations:
         kind = out_type(out_dtype)
         if kind != ir.DataType.FLOAT:
             scales = op.Cast(scales, to=int(kind))
-        # ONNX Runtime before 1.28 takes a weight without zero points for UINT8 when it moves a Transpose over its DQ.
-        zeros = op.Constant(value=ir.tensor(np.zeros(zero_points.shape.numpy(), np.int8)))
-        return op.DequantizeLinear(input, scales, zeros, axis=axis)
+        return op.DequantizeLinear(input, scales, axis=axis)
 
     return {
         ops.quantize_per_tensor.default: quantize,

@@ -21,7 +21,7 @@ from trtpipe.model.failures import typed_line
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
-from trtpipe.routes.float_scales import with_float_scales
+from trtpipe.routes.float_scales import with_float_scales, with_zero_points
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
 from trtpipe.trt.builder import build_engine
@@ -136,8 +136,10 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
     """The graph as its target understands it; lowering it again changes nothing."""
     if target != "onnxruntime":
         return model
-    data = with_float_scales(model.data)
-    return model if data is model.data else replace(model, data=data, notes=(*model.notes, _ROUNDED))
+    scaled = with_float_scales(model.data)
+    data = with_zero_points(scaled)
+    notes = model.notes if scaled is model.data else (*model.notes, _ROUNDED)
+    return model if data is model.data else replace(model, data=data, notes=notes)
 
 
 def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool = False) -> OnnxModel:
