@@ -184,7 +184,8 @@ def test_what_is_no_onnx_file_is_refused_by_onnxruntime() -> None:
         rounded(b"garbage")
     with pytest.raises(
         BuildError,
-        match=r"graph: ONNX Runtime [\d.]+ does not accept it \(.+\)\. Check its opset and dtypes, or take another release\.",
+        match=r"graph: ONNX Runtime [\d.]+ does not accept it \(.+\)\. "
+        r"Check its opset and dtypes, or take another release\.",
     ):
         OrtRunner(b"garbage", as_written=True)
 
