@@ -65,12 +65,16 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "changes a frozen value": (
         {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
     ),
+    "hangs a value on a function": (
+        {"trtpipe.pipeline.cache.native"}, "a frozen dataclass that holds both",  # what stands in for another library's
+    ),
     "has Any for a missing part": ({"trtpipe.evaluation.judgement"}, "the part's type, `| None`"),  # Labels may be None
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
          "trtpipe.pipeline.cache.remote", "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
+    "spells the name of a package": (set(), "packaging.utils.canonicalize_name"),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
 
@@ -140,6 +144,8 @@ def ways(module: ast.Module) -> frozenset[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
             if OF_PIP.search(node.value):
                 found.add("names a command of pip")
+            if re.search(r"\[[-_.]{3}\]", node.value):
+                found.add("spells the name of a package")
         elif isinstance(node, ast.List | ast.Tuple | ast.Call) and OF_PIP.search(in_words(node)):
             found.add("names a command of pip")
         elif isinstance(node, ast.For | ast.While) and re.search(r"\bread\([^$]*\.update\(", ast.unparse(node)):
@@ -162,12 +168,17 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
-        elif any(hides(annotation) and is_missing(value) for annotation, value in with_values(node)):
+        elif any(
+            (hides(annotation) and is_missing(value)) or (is_any(annotation) and is_stand_in(value))
+            for annotation, value in with_values(node)
+        ):
             found.add("has Any for a missing part")
     classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     shared = (n for node in classes for n in executed_once(node) if is_shared(n))
     if any(map(holds_state, (*executed_once(module), *shared))) or any(filled(module)):
         found.add("keeps state in a module")
+    if any(hung(module)):
+        found.add("hangs a value on a function")
     return frozenset(found)
 
 
@@ -239,6 +250,12 @@ def is_missing(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
 
+def is_stand_in(value: ast.expr) -> bool:
+    """Whether a value is `object()`, or made for each by a field's `default_factory`."""
+    keywords = value.keywords if isinstance(value, ast.Call) else []
+    return ast.unparse(value) == "object()" or any(k.arg == "default_factory" for k in keywords)
+
+
 def is_class_name(node: ast.expr) -> bool:
     """`type(x).__name__` or `x.__class__.__name__`."""
     return re.fullmatch(r"(type\(.+\)|.+\.__class__)\.__(qual)?name__", ast.unparse(node)) is not None
@@ -290,6 +307,26 @@ def filled(module: ast.Module) -> Iterator[str]:
         changed += [n.func.value for n in parts if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
                     and n.func.attr in _FILLING]  # fmt: skip
         yield from (n.id for n in changed if isinstance(n, ast.Name) and n.id in given - own)
+
+
+def hung(module: ast.Module) -> Iterator[str]:
+    """The functions, by the names that a piece of code has for them, that are given an attribute but Python's own."""
+    outer = {n.name for n in module.body if isinstance(n, ast.FunctionDef)}
+    for scope in (module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))):
+        parts = list(ast.walk(scope) if isinstance(scope, ast.FunctionDef) else executed_once(scope))
+        own = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own |= {n.arg for n in parts if isinstance(n, ast.arg)}
+        functions = {n.name for n in parts if isinstance(n, ast.FunctionDef) and n is not scope} | (outer - own)
+        for node in (n for n in parts if isinstance(n, ast.Assign | ast.AnnAssign) and n.value is not None):
+            value = node.value
+            either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+            if functions & {ast.unparse(v) for v in either if v is not None}:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                functions |= {target.id for target in targets if isinstance(target, ast.Name)}
+        given = [n.value for n in parts if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+                 and not n.attr.startswith("__")]  # fmt: skip
+        given += [n.args[0] for n in parts if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"]
+        yield from (n.id for n in given if isinstance(n, ast.Name) and n.id in functions)
 
 
 def is_shared(node: ast.AST) -> bool:
@@ -349,6 +386,14 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("star = module.__class__.__name__ == 'Bound'", "tells a class by its name"),
         ("class K:\n    def __del__(self): self.close()", "closes in __del__"),
         ("runner = make()\nrunner.__enter__()", "enters by hand"),
+        ("def call(x): ...\n\ncall.weights = 1", "hangs a value on a function"),
+        ("def f(m):\n    def call(x): ...\n    call.weights = m\n    return call", "hangs a value on a function"),
+        ("def f(m):\n    def g(x): ...\n    setattr(g, 'weights', m)", "hangs a value on a function"),
+        ("def f(m, a):\n    def g(x): ...\n    h = g if a else m\n    h.weights = m", "hangs a value on a function"),
+        ("def seen(x):\n    seen.calls += 1", "hangs a value on a function"),
+        ("def f(sensitivity: Any = object()): ...", "has Any for a missing part"),
+        ("class K:\n    sensitivity: Any = field(default_factory=object)", "has Any for a missing part"),
+        ("name = re.sub(r'[-_.]+', '-', name).lower()", "spells the name of a package"),
         ("def f(n):\n    assert n > 0, 'samples must be positive'", "asserts what a user gave"),
         ("_SEEN: set[str] = set()", "keeps state in a module"),
         ("from collections import deque\n_LAST: deque[str] = deque(maxlen=9)", "keeps state in a module"),
@@ -402,6 +447,8 @@ def test_another_place_is_found(line: str, way: str) -> None:
      "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
      "A = [1]\ndef f(A):\n    A.append(2)", "A = [1]\nA.append(2)",
      "why = 'pip is not there'", "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
+     "def call(): ...\n\ndef f(call):\n    call.weights = 1",
+     "class K:\n    x: list[Any] = field(default_factory=list)",
      "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
 )  # fmt: skip
 def test_what_is_another_thing(line: str) -> None:
