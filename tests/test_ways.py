@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -537,60 +538,121 @@ def defined(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
                 yield from ((n.id, node) for n in ast.walk(target) if isinstance(n, ast.Name))
 
 
+#: A name of ours in a text, with its module: `trtpipe.routes.onnx:compile_engine`.
+OF_OURS = re.compile(r"\b(?:trtpipe|calib)(?:[.:]\w+)+")
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of such an expression; empty of any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{inner}.{node.attr}" if isinstance(node, ast.Attribute) and inner else ""
+
+
+def written(text: str) -> Iterator[str]:
+    """The names of ours that stand in a text with their modules, `from calib.table import make_table` too."""
+    yield from (name.replace(":", ".") for name in OF_OURS.findall(text))
+    for module, names in re.findall(r"from ((?:trtpipe|calib)[\w.]*) import (\w+(?:, \w+)*)", text):
+        yield from (f"{module}.{name}" for name in names.split(", "))
+
+
+@functools.cache
+def mentioned(module: ast.Module) -> frozenset[str]:
+    """The names in a module's code, with their modules where they are imported; those in its texts have theirs. A
+    function or class that names itself is left out."""
+    found = set()
+    for piece in (*module.body, *resolved(module).body):
+        own = getattr(piece, "name", "")
+        for node in ast.walk(piece):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id != own:
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(dotted(node))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.update(written(node.value))
+    return frozenset(found)
+
+
 def named(node: ast.AST) -> set[str]:
-    """The names that stand in a piece of code, in its texts too: a table of functions, a template's."""
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    """The members that a piece of code names, in its texts too: a template's, an argument of getattr."""
+    found = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
     texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return found.union(*(re.findall(r"\w+", text) for text in texts if " " not in text))
 
 
-def unused(modules: dict[str, ast.Module], elsewhere: set[str]) -> list[str]:
-    """What is defined and named nowhere but in its own definition."""
-    pieces = [(node, named(node)) for module in modules.values() for node in module.body]
-    pieces += [(m, named(m)) for node, _ in pieces if isinstance(node, ast.ClassDef) for m in node.body]
-    count: dict[str, int] = {}
-    for node, names in pieces:
-        if not isinstance(node, ast.ClassDef):  # its members stand for themselves
-            for name in names:
-                count[name] = count.get(name, 0) + 1
-    for node, _ in pieces:
-        if isinstance(node, ast.ClassDef):
-            for outer in (*node.bases, *node.decorator_list, *node.keywords):
-                for name in named(outer):
-                    count[name] = count.get(name, 0) + 1
-    own = {id(node): names for node, names in pieces}
+@functools.cache
+def naming(module: ast.Module) -> Counter[str]:
+    """How many functions, methods and other pieces of a module name each member."""
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    outer = (part for node in classes for part in (*node.bases, *node.decorator_list, *node.keywords))
+    pieces = (*(n for n in module.body if n not in classes), *(m for n in classes for m in n.body), *outer)
+    return Counter(name for piece in pieces for name in named(piece))
+
+
+def unused(modules: dict[str, ast.Module], programs: dict[str, ast.Module], pages: str) -> list[str]:
+    """What is defined in modules and named nowhere but in its own definition: of functions, classes and constants by
+    their modules, of members alone. `programs` are code too; of `pages` count what stands with its module, and of
+    members what stands behind a dot or in backticks."""
+    code = modules | programs
+    known: dict[str, set[str]] = {}
+    for name, module in code.items():
+        for node in (n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and n.module):
+            for alias in node.names:
+                known.setdefault(f"{name}.{alias.asname or alias.name}", set()).add(f"{node.module}.{alias.name}")
+    used = {f"{name}.{of}" for name, module in code.items() for of in mentioned(module)}
+    used |= {of for module in code.values() for of in mentioned(module)} | set(written(pages))
+    while more := {of for name in used & known.keys() for of in known[name]} - used:  # by the modules that hand them on
+        used |= more
+    count = sum((naming(module) for module in code.values()), Counter[str]())
+    shown = {
+        word for span in re.findall(r"`([^`\n]+)`|(?<=\.)(\w+)", pages) for word in re.findall(r"\w+", " ".join(span))
+    }
     return [
         f"{module}.{name}"
         for module, tree in modules.items()
         for name, node in defined(tree)
-        if not re.fullmatch(r"__.*|_repr_\w+_", name) and name not in elsewhere  # Python and Jupyter ask for these
-        if count.get(name, 0) <= (not isinstance(node, ast.ClassDef) and name in own[id(node)])
+        if not re.fullmatch(r"__.*|_repr_\w+_", name)  # Python and Jupyter ask for these
+        if (
+            f"{module}.{name}" not in used
+            if node in tree.body
+            else name not in shown and count[name] <= (name in named(node))
+        )
     ]
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> set[str]:
-    """What users name: benchmarks, jobs, templates, the pages of the docs."""
-    files = [ROOT / "README.md", *(ROOT / "trtpipe" / "report" / "templates").iterdir()]
-    for folder, pattern in (("benchmarks", "*.py"), ("configs", "*.yaml"), ("docs", "*.md")):
-        files += (ROOT / folder).rglob(pattern)
-    return {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+def elsewhere() -> tuple[dict[str, ast.Module], str]:
+    """What users name: the programs in benchmarks/; jobs, templates, pages of the docs and the Makefile as one text."""
+    programs = {f"benchmarks.{p.stem}": ast.parse(p.read_bytes()) for p in (ROOT / "benchmarks").glob("*.py")}
+    files = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "trtpipe" / "report" / "templates").iterdir()]
+    files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
+    return programs, "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
-def test_nothing_is_kept_that_nobody_uses(tree: Tree, elsewhere: set[str]) -> None:
-    assert unused(tree.modules, elsewhere) == [], "remove it: a test alone is no use of it"
+def test_nothing_is_kept_that_nobody_uses(tree: Tree, elsewhere: tuple[dict[str, ast.Module], str]) -> None:
+    assert unused(tree.modules, *elsewhere) == [], "remove it: a test alone is no use of it"
 
 
-def test_what_nobody_uses_is_found(tree: Tree, elsewhere: set[str]) -> None:
+def test_what_nobody_uses_is_found(tree: Tree, elsewhere: tuple[dict[str, ast.Module], str]) -> None:
+    programs, pages = elsewhere
+    pages += " Words of a page: accuracy, grazing, listed. "
     for line, name in (
         ("def grazing(x):\n    return grazing(x - 1)", "grazing"),
         ("ZEBRA_STRIPES = 80", "ZEBRA_STRIPES"),
         ("@contextmanager\ndef grazing():\n    yield", "grazing"),
         ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "grazing"),
+        ("def accuracy(scores): ...", "accuracy"),  # a figure's name in a text
+        ("def listed(): ...", "listed"),  # another module has one, which it uses
     ):
-        assert unused(tree.planted("trtpipe.job.dump", line).modules, elsewhere) == [f"trtpipe.job.dump.{name}"]
-    assert unused(tree.planted("trtpipe.job.dump", "def grazing(x): ...\n\ngrazing(1)").modules, elsewhere) == []
+        assert unused(tree.planted("trtpipe.job.dump", line).modules, programs, pages) == [f"trtpipe.job.dump.{name}"]
+    for line, page in (
+        ("def grazing(x): ...\n\ngrazing(1)", ""),
+        ("def grazing(x): ...", "trtpipe.job.dump:grazing"),
+        ("def grazing(x): ...", "from trtpipe.job.dump import job_text, grazing"),
+        ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "`zebra.grazing()`"),
+    ):
+        assert unused(tree.planted("trtpipe.job.dump", line).modules, programs, pages + page) == []
 
 
 def unread(modules: dict[str, ast.Module]) -> list[str]:

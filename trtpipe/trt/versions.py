@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from calib.types import JsonObject
-from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
@@ -206,9 +205,3 @@ def _platforms() -> Iterator[list[str]]:
             rtx = "-"  # made for x86-64 alone
         row = [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, releases, rtx]
         yield [*row, platform.note]
-
-
-def listed() -> frozenset[str]:
-    """The options that the page lists; every other one is honoured by every release."""
-    assert set(_VALUES) <= set(BuildOptions.model_fields)
-    return frozenset(_VALUES)
