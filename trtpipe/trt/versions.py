@@ -82,7 +82,7 @@ def document(measured: JsonObject) -> str:
         "here with the value given. Options not listed are honoured by every release.",
         _table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
-        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. "
+        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from {OLDEST_PORTABLE} on. "
         f"For {', '.join(RTX_WITHOUT_FP32_PRODUCTS)} it compiles no matrix product of FP32 tensors, in INT8 neither, "
         "but FP32 convolutions: a job with one needs `precision.fp16_mode`. Every value of `refit`, "
         "and `strip_plan`, need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
