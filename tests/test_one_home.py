@@ -479,3 +479,11 @@ def test_modes_and_engines_are_warmed_up_alike() -> None:
         str(p.relative_to(ROOT)) for p in sources(ROOT) if re.search(r"^\w*,? ?WARM_UP\b.* = ", p.read_text(), re.M)
     ]
     assert homes == ["trtpipe/evaluation/bench.py"]
+
+
+def test_matrix_products_and_number_formats_are_listed_once() -> None:
+    trees = {p.relative_to(ROOT).as_posix(): ast.parse(p.read_bytes()) for p in sources(ROOT)}
+    listed = {path for path, tree in trees.items() for n in ast.walk(tree) if {"matmul", "bmm"} <= set(members(n, 2))}
+    assert listed == {"trtpipe/model/products.py"}
+    cut = [path for path, tree in trees.items() if re.search(r"PRECISIONS_BY_WIDTH\[", ast.unparse(tree))]
+    assert cut == [], "a position says nothing of what is there: get_args(NumberFormatName)"

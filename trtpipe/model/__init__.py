@@ -14,6 +14,7 @@ __all__ = [
     "marks",
     "nodes",
     "onnx",
+    "products",
     "pt2e",
     "recorded",
     "sites",

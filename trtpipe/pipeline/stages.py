@@ -15,6 +15,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
+from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -101,7 +102,6 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
-    from trtpipe.model.sites import MATRIX_PRODUCTS
     from trtpipe.quantization import quantize as stage
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
