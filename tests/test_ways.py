@@ -66,6 +66,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "changes a frozen value": (
         {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
     ),
+    "takes a result by what fills a container": ({"trtpipe.cli.commands.nightly"}, "a value that is returned"),
     "hangs a value on a function": (
         {"trtpipe.pipeline.cache.native"}, "a frozen dataclass that holds both",  # what stands in for another library's
     ),
@@ -124,6 +125,9 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("makes a job")
         if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
             found.add("walks a folder")
+        given = [a.attr for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Attribute)]
+        if {"append", "update", "extend", "setdefault"} & set(given):
+            found.add("takes a result by what fills a container")
         if name.endswith("ExitCode") and call.args:
             found.add("ends with a number")
         if name.endswith("hashlib.file_digest") or re.match(
@@ -387,6 +391,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("star = module.__class__.__name__ == 'Bound'", "tells a class by its name"),
         ("class K:\n    def __del__(self): self.close()", "closes in __del__"),
         ("runner = make()\nrunner.__enter__()", "enters by hand"),
+        ("report = check(job, keep=outputs.update)", "takes a result by what fills a container"),
         ("def call(x): ...\n\ncall.weights = 1", "hangs a value on a function"),
         ("def f(m):\n    def call(x): ...\n    call.weights = m\n    return call", "hangs a value on a function"),
         ("def f(m):\n    def g(x): ...\n    setattr(g, 'weights', m)", "hangs a value on a function"),
