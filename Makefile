@@ -105,9 +105,10 @@ schema: $(SETUP)  ## Write what is generated from the job file's models: its JSO
 	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \
 	    print(document(json.load(open('docs/rtx-options.json'))), end='')" > docs/versions.md
 
-dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
-	@test -z "$$(git status --porcelain 2>/dev/null)" || { echo "dist: commit or remove what git status names: it would be packed"; exit 2; }
-	$(BIN)/python -m hatchling build -d dist
+dist: $(SETUP)  ## Make the wheel and the sdist of the last commit in dist/.
+	@test -z "$$(git status --porcelain 2>/dev/null)" || { echo "dist: commit or remove what git status names: the release would lack it"; exit 2; }
+	@source=$$(mktemp -d) && trap 'rm -rf "$$source"' EXIT && git archive HEAD | tar -x -C "$$source" && \
+	    cd "$$source" && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist
 
 clean:  ## Remove what was built and made, but not .venv.
 	rm -rf $(OUT) build dist data/digits .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -61,6 +61,17 @@ def test_the_rooms_import_downwards_alone() -> None:
     assert done.returncode == 0, f"import what is needed from a room below, or move it there\n{done.stdout}"
 
 
+def test_one_contract_says_it_all() -> None:
+    """A second contract, or one that leaves imports out, would be another map than that of docs/architecture.md."""
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = settings.pop("contracts")
+    assert settings == {"root_packages": ["trtpipe", "calib"], "exclude_type_checking_imports": False}
+    assert (set(contract), contract["type"]) == ({"name", "type", "layers"}, "layers")
+    assert not [name for name in ("setup.cfg", ".importlinter") if (ROOT / name).exists()]  # which would be read first
+
+
 def test_no_circle(tree: Tree) -> None:
     assert tree.circle() == (), "move what both need into a module of its own, below both"
 

@@ -451,3 +451,39 @@ def test_what_is_no_second_home(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "calib" / "one.py").write_text(one + "\n")
     (tmp_path / "calib" / "other.py").write_text(other + "\n")
     assert homes(tmp_path) == {}
+
+
+def stages_of(root: Path, function: str) -> set[str]:
+    """The names of the stages in which a function is called, but for those of trials, which say of what."""
+    return {
+        item.context_expr.args[0].value
+        for path in sources(root)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.With) and any(is_call(n, function) for n in ast.walk(node))
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call) and is_call(item.context_expr, "stages")
+        if isinstance(item.context_expr.args[0], ast.Constant)
+    }
+
+
+def is_call(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
+
+
+def test_a_stage_has_one_name() -> None:
+    assert stages_of(ROOT, "to_onnx") == {"export"}
+
+
+def test_modes_and_engines_are_warmed_up_alike() -> None:
+    homes = [
+        str(p.relative_to(ROOT)) for p in sources(ROOT) if re.search(r"^\w*,? ?WARM_UP\b.* = ", p.read_text(), re.M)
+    ]
+    assert homes == ["trtpipe/evaluation/bench.py"]
+
+
+def test_matrix_products_and_number_formats_are_listed_once() -> None:
+    trees = {p.relative_to(ROOT).as_posix(): ast.parse(p.read_bytes()) for p in sources(ROOT)}
+    listed = {path for path, tree in trees.items() for n in ast.walk(tree) if {"matmul", "bmm"} <= set(members(n, 2))}
+    assert listed == {"trtpipe/model/products.py"}
+    cut = [path for path, tree in trees.items() if re.search(r"PRECISIONS_BY_WIDTH\[", ast.unparse(tree))]
+    assert cut == [], "a position says nothing of what is there: get_args(NumberFormatName)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -65,12 +66,17 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "changes a frozen value": (
         {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
     ),
+    "takes a result by what fills a container": ({"trtpipe.cli.commands.nightly"}, "a value that is returned"),
+    "hangs a value on a function": (
+        {"trtpipe.pipeline.cache.native"}, "a frozen dataclass that holds both",  # what stands in for another library's
+    ),
     "has Any for a missing part": ({"trtpipe.evaluation.judgement"}, "the part's type, `| None`"),  # Labels may be None
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
          "trtpipe.pipeline.cache.remote", "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
+    "spells the name of a package": (set(), "packaging.utils.canonicalize_name"),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
 
@@ -119,6 +125,9 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("makes a job")
         if name in ("os.walk", "os.fwalk", "glob.glob", "glob.iglob") or name.endswith((".rglob", "ImageFolder")):
             found.add("walks a folder")
+        given = [a.attr for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Attribute)]
+        if {"append", "update", "extend", "setdefault"} & set(given):
+            found.add("takes a result by what fills a container")
         if name.endswith("ExitCode") and call.args:
             found.add("ends with a number")
         if name.endswith("hashlib.file_digest") or re.match(
@@ -140,6 +149,8 @@ def ways(module: ast.Module) -> frozenset[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
             if OF_PIP.search(node.value):
                 found.add("names a command of pip")
+            if re.search(r"\[[-_.]{3}\]", node.value):
+                found.add("spells the name of a package")
         elif isinstance(node, ast.List | ast.Tuple | ast.Call) and OF_PIP.search(in_words(node)):
             found.add("names a command of pip")
         elif isinstance(node, ast.For | ast.While) and re.search(r"\bread\([^$]*\.update\(", ast.unparse(node)):
@@ -162,12 +173,17 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
-        elif any(hides(annotation) and is_missing(value) for annotation, value in with_values(node)):
+        elif any(
+            (hides(annotation) and is_missing(value)) or (is_any(annotation) and is_stand_in(value))
+            for annotation, value in with_values(node)
+        ):
             found.add("has Any for a missing part")
     classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     shared = (n for node in classes for n in executed_once(node) if is_shared(n))
     if any(map(holds_state, (*executed_once(module), *shared))) or any(filled(module)):
         found.add("keeps state in a module")
+    if any(hung(module)):
+        found.add("hangs a value on a function")
     return frozenset(found)
 
 
@@ -239,6 +255,12 @@ def is_missing(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
 
+def is_stand_in(value: ast.expr) -> bool:
+    """Whether a value is `object()`, or made for each by a field's `default_factory`."""
+    keywords = value.keywords if isinstance(value, ast.Call) else []
+    return ast.unparse(value) == "object()" or any(k.arg == "default_factory" for k in keywords)
+
+
 def is_class_name(node: ast.expr) -> bool:
     """`type(x).__name__` or `x.__class__.__name__`."""
     return re.fullmatch(r"(type\(.+\)|.+\.__class__)\.__(qual)?name__", ast.unparse(node)) is not None
@@ -290,6 +312,26 @@ def filled(module: ast.Module) -> Iterator[str]:
         changed += [n.func.value for n in parts if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
                     and n.func.attr in _FILLING]  # fmt: skip
         yield from (n.id for n in changed if isinstance(n, ast.Name) and n.id in given - own)
+
+
+def hung(module: ast.Module) -> Iterator[str]:
+    """The functions, by the names that a piece of code has for them, that are given an attribute but Python's own."""
+    outer = {n.name for n in module.body if isinstance(n, ast.FunctionDef)}
+    for scope in (module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))):
+        parts = list(ast.walk(scope) if isinstance(scope, ast.FunctionDef) else executed_once(scope))
+        own = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own |= {n.arg for n in parts if isinstance(n, ast.arg)}
+        functions = {n.name for n in parts if isinstance(n, ast.FunctionDef) and n is not scope} | (outer - own)
+        for node in (n for n in parts if isinstance(n, ast.Assign | ast.AnnAssign) and n.value is not None):
+            value = node.value
+            either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+            if functions & {ast.unparse(v) for v in either if v is not None}:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                functions |= {target.id for target in targets if isinstance(target, ast.Name)}
+        given = [n.value for n in parts if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+                 and not n.attr.startswith("__")]  # fmt: skip
+        given += [n.args[0] for n in parts if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"]
+        yield from (n.id for n in given if isinstance(n, ast.Name) and n.id in functions)
 
 
 def is_shared(node: ast.AST) -> bool:
@@ -349,6 +391,15 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("star = module.__class__.__name__ == 'Bound'", "tells a class by its name"),
         ("class K:\n    def __del__(self): self.close()", "closes in __del__"),
         ("runner = make()\nrunner.__enter__()", "enters by hand"),
+        ("report = check(job, keep=outputs.update)", "takes a result by what fills a container"),
+        ("def call(x): ...\n\ncall.weights = 1", "hangs a value on a function"),
+        ("def f(m):\n    def call(x): ...\n    call.weights = m\n    return call", "hangs a value on a function"),
+        ("def f(m):\n    def g(x): ...\n    setattr(g, 'weights', m)", "hangs a value on a function"),
+        ("def f(m, a):\n    def g(x): ...\n    h = g if a else m\n    h.weights = m", "hangs a value on a function"),
+        ("def seen(x):\n    seen.calls += 1", "hangs a value on a function"),
+        ("def f(sensitivity: Any = object()): ...", "has Any for a missing part"),
+        ("class K:\n    sensitivity: Any = field(default_factory=object)", "has Any for a missing part"),
+        ("name = re.sub(r'[-_.]+', '-', name).lower()", "spells the name of a package"),
         ("def f(n):\n    assert n > 0, 'samples must be positive'", "asserts what a user gave"),
         ("_SEEN: set[str] = set()", "keeps state in a module"),
         ("from collections import deque\n_LAST: deque[str] = deque(maxlen=9)", "keeps state in a module"),
@@ -402,6 +453,8 @@ def test_another_place_is_found(line: str, way: str) -> None:
      "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
      "A = [1]\ndef f(A):\n    A.append(2)", "A = [1]\nA.append(2)",
      "why = 'pip is not there'", "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
+     "def call(): ...\n\ndef f(call):\n    call.weights = 1",
+     "class K:\n    x: list[Any] = field(default_factory=list)",
      "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
 )  # fmt: skip
 def test_what_is_another_thing(line: str) -> None:
@@ -490,60 +543,121 @@ def defined(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
                 yield from ((n.id, node) for n in ast.walk(target) if isinstance(n, ast.Name))
 
 
+#: A name of ours in a text, with its module: `trtpipe.routes.onnx:compile_engine`.
+OF_OURS = re.compile(r"\b(?:trtpipe|calib)(?:[.:]\w+)+")
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of such an expression; empty of any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{inner}.{node.attr}" if isinstance(node, ast.Attribute) and inner else ""
+
+
+def written(text: str) -> Iterator[str]:
+    """The names of ours that stand in a text with their modules, `from calib.table import make_table` too."""
+    yield from (name.replace(":", ".") for name in OF_OURS.findall(text))
+    for module, names in re.findall(r"from ((?:trtpipe|calib)[\w.]*) import (\w+(?:, \w+)*)", text):
+        yield from (f"{module}.{name}" for name in names.split(", "))
+
+
+@functools.cache
+def mentioned(module: ast.Module) -> frozenset[str]:
+    """The names in a module's code, with their modules where they are imported; those in its texts have theirs. A
+    function or class that names itself is left out."""
+    found = set()
+    for piece in (*module.body, *resolved(module).body):
+        own = getattr(piece, "name", "")
+        for node in ast.walk(piece):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id != own:
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(dotted(node))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.update(written(node.value))
+    return frozenset(found)
+
+
 def named(node: ast.AST) -> set[str]:
-    """The names that stand in a piece of code, in its texts too: a table of functions, a template's."""
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    """The members that a piece of code names, in its texts too: a template's, an argument of getattr."""
+    found = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
     texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return found.union(*(re.findall(r"\w+", text) for text in texts if " " not in text))
 
 
-def unused(modules: dict[str, ast.Module], elsewhere: set[str]) -> list[str]:
-    """What is defined and named nowhere but in its own definition."""
-    pieces = [(node, named(node)) for module in modules.values() for node in module.body]
-    pieces += [(m, named(m)) for node, _ in pieces if isinstance(node, ast.ClassDef) for m in node.body]
-    count: dict[str, int] = {}
-    for node, names in pieces:
-        if not isinstance(node, ast.ClassDef):  # its members stand for themselves
-            for name in names:
-                count[name] = count.get(name, 0) + 1
-    for node, _ in pieces:
-        if isinstance(node, ast.ClassDef):
-            for outer in (*node.bases, *node.decorator_list, *node.keywords):
-                for name in named(outer):
-                    count[name] = count.get(name, 0) + 1
-    own = {id(node): names for node, names in pieces}
+@functools.cache
+def naming(module: ast.Module) -> Counter[str]:
+    """How many functions, methods and other pieces of a module name each member."""
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    outer = (part for node in classes for part in (*node.bases, *node.decorator_list, *node.keywords))
+    pieces = (*(n for n in module.body if n not in classes), *(m for n in classes for m in n.body), *outer)
+    return Counter(name for piece in pieces for name in named(piece))
+
+
+def unused(modules: dict[str, ast.Module], programs: dict[str, ast.Module], pages: str) -> list[str]:
+    """What is defined in modules and named nowhere but in its own definition: of functions, classes and constants by
+    their modules, of members alone. `programs` are code too; of `pages` count what stands with its module, and of
+    members what stands behind a dot or in backticks."""
+    code = modules | programs
+    known: dict[str, set[str]] = {}
+    for name, module in code.items():
+        for node in (n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and n.module):
+            for alias in node.names:
+                known.setdefault(f"{name}.{alias.asname or alias.name}", set()).add(f"{node.module}.{alias.name}")
+    used = {f"{name}.{of}" for name, module in code.items() for of in mentioned(module)}
+    used |= {of for module in code.values() for of in mentioned(module)} | set(written(pages))
+    while more := {of for name in used & known.keys() for of in known[name]} - used:  # by the modules that hand them on
+        used |= more
+    count = sum((naming(module) for module in code.values()), Counter[str]())
+    shown = {
+        word for span in re.findall(r"`([^`\n]+)`|(?<=\.)(\w+)", pages) for word in re.findall(r"\w+", " ".join(span))
+    }
     return [
         f"{module}.{name}"
         for module, tree in modules.items()
         for name, node in defined(tree)
-        if not re.fullmatch(r"__.*|_repr_\w+_", name) and name not in elsewhere  # Python and Jupyter ask for these
-        if count.get(name, 0) <= (not isinstance(node, ast.ClassDef) and name in own[id(node)])
+        if not re.fullmatch(r"__.*|_repr_\w+_", name)  # Python and Jupyter ask for these
+        if (
+            f"{module}.{name}" not in used
+            if node in tree.body
+            else name not in shown and count[name] <= (name in named(node))
+        )
     ]
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> set[str]:
-    """What users name: benchmarks, jobs, templates, the pages of the docs."""
-    files = [ROOT / "README.md", *(ROOT / "trtpipe" / "report" / "templates").iterdir()]
-    for folder, pattern in (("benchmarks", "*.py"), ("configs", "*.yaml"), ("docs", "*.md")):
-        files += (ROOT / folder).rglob(pattern)
-    return {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+def elsewhere() -> tuple[dict[str, ast.Module], str]:
+    """What users name: the programs in benchmarks/; jobs, templates, pages of the docs and the Makefile as one text."""
+    programs = {f"benchmarks.{p.stem}": ast.parse(p.read_bytes()) for p in (ROOT / "benchmarks").glob("*.py")}
+    files = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "trtpipe" / "report" / "templates").iterdir()]
+    files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
+    return programs, "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
-def test_nothing_is_kept_that_nobody_uses(tree: Tree, elsewhere: set[str]) -> None:
-    assert unused(tree.modules, elsewhere) == [], "remove it: a test alone is no use of it"
+def test_nothing_is_kept_that_nobody_uses(tree: Tree, elsewhere: tuple[dict[str, ast.Module], str]) -> None:
+    assert unused(tree.modules, *elsewhere) == [], "remove it: a test alone is no use of it"
 
 
-def test_what_nobody_uses_is_found(tree: Tree, elsewhere: set[str]) -> None:
+def test_what_nobody_uses_is_found(tree: Tree, elsewhere: tuple[dict[str, ast.Module], str]) -> None:
+    programs, pages = elsewhere
+    pages += " Words of a page: accuracy, grazing, listed. "
     for line, name in (
         ("def grazing(x):\n    return grazing(x - 1)", "grazing"),
         ("ZEBRA_STRIPES = 80", "ZEBRA_STRIPES"),
         ("@contextmanager\ndef grazing():\n    yield", "grazing"),
         ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "grazing"),
+        ("def accuracy(scores): ...", "accuracy"),  # a figure's name in a text
+        ("def listed(): ...", "listed"),  # another module has one, which it uses
     ):
-        assert unused(tree.planted("trtpipe.job.dump", line).modules, elsewhere) == [f"trtpipe.job.dump.{name}"]
-    assert unused(tree.planted("trtpipe.job.dump", "def grazing(x): ...\n\ngrazing(1)").modules, elsewhere) == []
+        assert unused(tree.planted("trtpipe.job.dump", line).modules, programs, pages) == [f"trtpipe.job.dump.{name}"]
+    for line, page in (
+        ("def grazing(x): ...\n\ngrazing(1)", ""),
+        ("def grazing(x): ...", "trtpipe.job.dump:grazing"),
+        ("def grazing(x): ...", "from trtpipe.job.dump import job_text, grazing"),
+        ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "`zebra.grazing()`"),
+    ):
+        assert unused(tree.planted("trtpipe.job.dump", line).modules, programs, pages + page) == []
 
 
 def unread(modules: dict[str, ast.Module]) -> list[str]:

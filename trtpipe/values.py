@@ -163,7 +163,7 @@ class Site:
     """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
 
     `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
-    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
+    `axis` is the kept axis of a weight, None for an activation. `rule` is Q1, Q2, Q4, Q5 or Q8.
     """
 
     consumer: torch.fx.Node

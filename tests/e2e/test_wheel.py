@@ -37,7 +37,7 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel and the sdist, as `make dist` makes them, in a folder."""
+    """The wheel and the sdist that `make dist` makes of a commit, in a folder with a file that git does not look at."""
     folder = tmp_path_factory.mktemp("release")
     source = folder / "source"  # a copy, so that the build leaves nothing here
     for name in tracked():
@@ -46,8 +46,14 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).write_bytes((ROOT / name).read_bytes())
     called(sys.executable, "-m", "venv", folder / "builder", cwd=folder)
     called(folder / "builder/bin/pip", "install", "--quiet", "hatchling>=1.25", cwd=folder)
-    called(folder / "builder/bin/python", "-m", "hatchling", "build", "-d", folder / "dist", cwd=source)
-    return folder / "dist"
+    (folder / "builder/.installed").touch()
+    called("git", "init", "--quiet", cwd=source)
+    called("git", "add", "--all", "--force", cwd=source)
+    called("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "all of it", cwd=source)
+    (source / ".git/info/exclude").write_text("/trtpipe/of_my_own.py\n")
+    (source / "trtpipe/of_my_own.py").write_text("SECRET = 1\n")
+    called("make", "dist", f"VENV={folder / 'builder'}", cwd=source)
+    return source / "dist"
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(dist: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import nets
 import pytest
 import torch
 from torch import nn
 
+from trtpipe.model import sites as rules
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
 from trtpipe.model.sites import find_sites, kept_sites
 from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
-from trtpipe.values import LoadedModel, TensorSpec
+from trtpipe.values import LoadedModel, Site, TensorSpec
 
 
 def placed(loaded: LoadedModel | str) -> dict[str, tuple[str, str]]:
@@ -289,3 +293,8 @@ def test_every_way_to_write_a_product_has_sites_or_a_reason(kind: str, rules: li
     x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         torch.testing.assert_close(captured.graph(x)[0], network(x))
+
+
+def test_a_site_says_which_rules_it_may_be_of() -> None:
+    written = Path(rules.__file__).read_text()
+    assert set(re.findall(r"Q\d", Site.__doc__ or "")) == set(re.findall(r'"(Q\d)"', written))

@@ -11,7 +11,7 @@ import pytest
 import trtpipe
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.evaluation.bench import WARM_UP, Bench, Row
 from trtpipe.pipeline import bench as bench_line
 from trtpipe.pipeline import measure as evidence
 from trtpipe.pipeline.stages import Stages
@@ -189,7 +189,7 @@ def test_an_executed_engine_is_timed(monkeypatch):
     engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
     report, found = evidence.timed(prepared, engine, EXECUTED, Stages(Silent()))
     assert opened == [(b"plan", True, None)]
-    assert runner.log == ["open"] + ["run"] * 10 + ["timed"] * 200 + ["close"]
+    assert runner.log == ["open"] + ["run"] * WARM_UP + ["timed"] * 200 + ["close"]
     assert found == tuple(0.5 * k for k in range(1, 201))
     assert report.metrics[-1] == Metric("latency_ms", "y", 50.25)
     assert report.passed

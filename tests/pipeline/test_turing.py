@@ -14,8 +14,10 @@ from trtpipe.job.load import load_job
 from trtpipe.job.sections import Build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import quantize
+from trtpipe.pipeline.stages import calibrate, quantize
+from trtpipe.pipeline.tune import _Bench
 from trtpipe.progress import Silent
+from trtpipe.quantization.search import Candidate
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, RTX_WITHOUT_FP32_PRODUCTS
@@ -35,6 +37,11 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.product(self.conv(x).mean((2, 3)) * self.times)
+
+
+def samples():
+    for x in torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0)):
+        yield {"x": x.numpy()}
 
 
 def make(product=True, times=1.0):
@@ -88,6 +95,20 @@ def test_a_product_that_stays_in_fp32_for_its_range_is_said_before_the_compile(t
     with pytest.raises(InputError) as caught:
         quantize(asked, prepared, None, prepared._stages)
     assert str(caught.value) == SAID
+
+
+def test_a_trial_that_a_build_refuses_does_not_meet_the_budget(tmp_path: Path) -> None:
+    asked = job(tmp_path, {"fp16_mode": True, "int8_mode": True, "placement": "all"})
+    asked = asked.model_copy(
+        update={"calibration": asked.calibration.model_copy(update={"factory": "turing_net:samples"})}
+    )
+    stages = Stages(Silent())
+    prepared = PreparedJob(asked, stages)
+    bench = _Bench(asked, prepared, calibrate(asked, prepared, stages), stages)
+    algorithm = asked.calibration.algorithm
+    assert bench.evaluate(Candidate(algorithm)).metrics
+    refused = bench.evaluate(Candidate(algorithm, fp32=("product",)))
+    assert (refused.passed, refused.enough, refused.problems, refused.size_bytes) == (False, False, (SAID,), None)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import nn
 from trtpipe.job.job import Job
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, module_path, op_name
-from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.progress import Silent
 from trtpipe.quantization.payoff import (
     ALL_LARGER,

@@ -13,7 +13,7 @@ from torch import nn
 
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, module_path, op_name
-from trtpipe.model.sites import WEIGHTED
+from trtpipe.model.products import WEIGHTED
 from trtpipe.quantization.payoff import DEPTHWISE, LEAST_GAIN, RIDGE, TRAFFIC, gains_nothing, moves_more, shape_reason
 from trtpipe.quantization.policy import Modes
 from trtpipe.quantization.precision import Keep

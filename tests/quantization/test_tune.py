@@ -14,6 +14,7 @@ from trtpipe.quantization.search import (
     Laboratory,
     Preview,
     Trial,
+    Tuned,
     at_output,
     best_of,
     keeping,
@@ -322,6 +323,17 @@ def test_the_pareto_front_holds_what_nothing_beats():
     a, b, c, d = trial(1.0, 10, 20), trial(0.9, 11, 30), trial(0.8, 12, 25), trial(0.9, 11, 30, kept=("x",))
     assert pareto([a, b, c, d]) == (a, b, d)
     assert pareto([trial(1.0, 1, math.nan)]) == ()
+
+
+def test_what_a_build_refuses_is_no_result_and_its_reason_is_shown():
+    refused = Trial(Candidate("mse", fp32=("x",)), False, math.inf, (), ("keep: not for 7.5.",), 0.0, None)
+    missed = replace(trial(1.0, 1, 20, passed=False), shortfall=1.0)
+    assert pareto([refused, missed]) == (missed,)
+    assert best_of([refused, missed]) is missed
+    shown = table([refused, missed]).splitlines()
+    assert [cell.strip() for cell in shown[2].split("|")[4:8]] == ["0.0%", "", "", "refused"]
+    alone = verdict(Tuned(refused, (refused,), None, ()))
+    assert alone.endswith("with keep: not for 7.5. (1 evaluation)")
 
 
 def test_the_best_trial_passes_and_has_most_in_int8():

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import report_sample as samples
 
+from trtpipe.job.sections import Build
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report.content import ReportContent
 from trtpipe.report.metric_rows import allowance, metric_row
 from trtpipe.report.page import (
     cards,
     headline,
+    packages,
     precision_shares,
     render,
 )
@@ -321,3 +323,15 @@ def test_of_weights_alone_it_is_not_said_that_nothing_is_quantized(tmp_path: Pat
     page = render(dataclasses.replace(_in("int4", samples.content(tmp_path)), table=None, scales={}))
     assert "Weights alone are quantized, so no activation was calibrated." in page
     assert "Nothing is quantized" not in page
+
+
+def test_of_what_tensorrt_calibrated_it_is_not_said_that_nothing_is_quantized(tmp_path: Path) -> None:
+    manifest = samples.manifest(build=Build(target="tensorrt_rtx", quantization="implicit"))
+    page = render(samples.content(tmp_path, manifest=manifest, table=None, scales={}))
+    assert "TensorRT calibrated by itself and chose what computes in INT8, so there is no table of thresholds." in page
+    assert "Nothing is quantized" not in page
+
+
+def test_a_package_that_two_spellings_name_is_shown_once() -> None:
+    environment = {"nvidia_modelopt": "1.0", "nvidia-modelopt": "1.0", "NVIDIA.ModelOpt": "1.0", "torch": "2.14.1"}
+    assert packages(environment) == [("nvidia_modelopt", "1.0"), ("torch", "2.14.1")]

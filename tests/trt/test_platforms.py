@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import trtpipe
 from trtpipe.job.sections import Precision
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
@@ -113,3 +118,29 @@ def test_whether_rtx_engines_run(capability, runs, why):
 def test_what_was_seen_is_of_capabilities_that_rtx_does_not_name():
     assert not set(RTX_SEEN) & set(RTX_COMPUTE_CAPABILITIES)
     assert rtx_support("10.3").runs is RTX_SEEN.get("10.3", (None, ""))[0]
+
+
+def written_out(module: ast.Module) -> list[int]:
+    """The lines of a module that say, or compare with, the oldest compute capability of portable engines."""
+    documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
+    return [
+        node.lineno
+        for node in ast.walk(module)
+        if (isinstance(node, ast.Tuple) and ast.unparse(node) == "(8, 0)")
+        or (
+            isinstance(node, ast.Constant)
+            and id(node) not in documented
+            and (node.value == 8.0 and isinstance(node.value, float))
+            | (isinstance(node.value, str) and len(node.value) > 3 and bool(re.search(r"(?<![\d.])8\.0\b", node.value)))
+        )
+    ]
+
+
+def test_the_oldest_gpu_of_portable_engines_is_named_once():
+    root = Path(trtpipe.__file__).parent
+    there = {str(p.relative_to(root)) for p in root.rglob("*.py") if written_out(ast.parse(p.read_text()))}
+    # The table itself; 2:4 sparsity, in a room below it; what a manifest's schema says.
+    assert there == {"trt/platforms.py", "job/build_options.py", "bundle/manifest.py"}
+    for line in ('f"from 8.0 on (got {x})"', "parse_version(x) < (8, 0)", "float(x) < 8.0"):
+        assert written_out(ast.parse(line)) == [1]
+    assert not written_out(ast.parse('x = {"8.0": 2, "10.8.0": "TensorRT 10.8.0 and 8"}'))

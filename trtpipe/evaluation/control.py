@@ -20,6 +20,7 @@ import numpy as np
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
 from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.model.products import MATMULS
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
@@ -289,7 +290,7 @@ def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
     from trtpipe.model.nodes import constant_value, is_constant, op_name
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
-    products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
+    products = ("conv", "linear", *MATMULS, "addmm", "mm")  # a program may have been decomposed
     weights = [
         (n, c)
         for n, c, value in read

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trtpipe.evaluation.bench import Mode
-from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, TensorTuple, compiled, ready, tensors
+from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, TensorTuple, WithWeights, compiled, ready, tensors
 from trtpipe.model.recorded import record
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
@@ -32,7 +32,7 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
     return (
         mode("eager TF32", lambda: moved(module), tf32=True),
         mode("eager FP16, channels last", lambda: _channels_last(moved(InHalf(module, half)))),
-        mode("eager FP16, CUDA graph", lambda: RecordedGraph(moved(InHalf(module, half)), setup), _COPY),
+        mode("eager FP16, CUDA graph", lambda: _recorded(moved(InHalf(module, half)), setup), _COPY),
         mode("torch.compile FP16", lambda: compiled(moved(InHalf(module, half)))),
         mode("torch.compile FP16, CUDA graphs", lambda: compiled(moved(InHalf(module, half)), cuda_graphs=True), _COPY),
     )
@@ -48,6 +48,10 @@ def _channels_last(module: torch.nn.Module) -> Call:
     return module
 
 
+def _recorded(module: torch.nn.Module, setup: ModeSetup) -> Call:
+    return WithWeights(RecordedGraph(module, setup), module)
+
+
 class RecordedGraph:
     """A module whose launches were recorded once, for one shape, and are replayed as one CUDA graph.
 
@@ -55,7 +59,6 @@ class RecordedGraph:
     """
 
     def __init__(self, module: torch.nn.Module, setup: ModeSetup) -> None:
-        self.weights = module
         with torch.inference_mode():
             self._inputs = tensors(setup, setup.batch)
             cuda: Any = torch.cuda

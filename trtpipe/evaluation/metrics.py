@@ -64,7 +64,8 @@ def max_abs(reference: Array, output: Array) -> float:
 
 
 def relative_l2(reference: Array, output: Array) -> float:
-    """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; inf where the reference is all zero."""
+    """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; where the reference is all zero, 0 for
+    an output that is zero too, else inf."""
     noise, signal = (
         np.linalg.norm(_less(output, reference)),
         np.linalg.norm(_rows(reference)),
@@ -75,7 +76,8 @@ def relative_l2(reference: Array, output: Array) -> float:
 
 
 def sqnr_db(reference: Array, output: Array) -> float:
-    """Signal to quantization noise ratio of two arrays [S, ...] in dB; inf where they are equal.
+    """Signal to quantization noise ratio of two arrays [S, ...] in dB; inf where they are equal, -inf where the
+    reference alone is all zero.
 
     It is 10 log10(|reference|^2 / |output - reference|^2), Euclidean norms over everything.
     """
@@ -97,12 +99,6 @@ def top1_agreement(reference: Array, output: Array) -> float:
 def same_class(reference: Array, output: Array) -> int:
     """How many samples have the same argmax; both are [S, C]."""
     return int((_rows(reference).argmax(1) == _rows(output).argmax(1)).sum())
-
-
-def accuracy(scores: Array, labels: Array) -> float:
-    """Share of samples whose argmax is the label, in [0, 1], over those whose label is known (>= 0)."""
-    known = labels >= 0
-    return float((_rows(scores).argmax(1)[known] == labels[known]).mean())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +26,21 @@ from trtpipe.values import LoadedModel
 
 TensorTuple = tuple[torch.Tensor, ...]
 
-#: A network as it is called in one mode: a module, a compiled or scripted function.
-Call = Callable[..., Any]
+
+@dataclass(frozen=True)
+class WithWeights:
+    """A compiled, traced or recorded network, and the module whose weights it computes with."""
+
+    function: Callable[..., TensorTuple]
+    weights: torch.nn.Module
+
+    def __call__(self, *inputs: torch.Tensor) -> TensorTuple:
+        """The outputs of `inputs`, tensors [B, ...] in the binding dtypes."""
+        return self.function(*inputs)
+
+
+#: A network as it is called in one mode.
+Call: TypeAlias = torch.nn.Module | WithWeights
 #: The context that a mode runs in.
 Within = Callable[[], AbstractContextManager[object]]
 #: Batches of calibration data that PyTorch's own INT8 observes.
@@ -60,7 +73,7 @@ class ModeSetup:
     calibration: Callable[[], Iterator[Mapping[str, Array]]]
 
 
-def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
+def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode, ...]:
     """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None.
 
     On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
@@ -121,7 +134,7 @@ def ready(
     call = make()
     inputs = tensors(setup, setup.batch)
     names = [s.name for s in setup.loaded.outputs]
-    weights = call if isinstance(call, torch.nn.Module) else getattr(call, "weights", None)
+    size = _bytes(call.weights if isinstance(call, WithWeights) else call)
 
     @contextmanager
     def around() -> Iterator[None]:
@@ -150,11 +163,11 @@ def ready(
         return {n: o.cpu().numpy() for n, o in zip(names, wide, strict=True)}
 
     if setup.device == "cpu":
-        return Ready(run, infer, _bytes(weights), notes)
+        return Ready(run, infer, size, notes)
     return Ready(
         run,
         infer,
-        _bytes(weights),
+        size,
         notes=("CUDA events; inputs on the GPU before, outputs left there", *notes),
         ms=ms,
         peak_memory_bytes=lambda: max(0, torch.cuda.max_memory_allocated() - before),
@@ -172,10 +185,8 @@ def _allocated(device: str) -> int:
     return int(torch.cuda.memory_allocated())
 
 
-def _bytes(module: Any) -> int:
+def _bytes(module: torch.nn.Module) -> int:
     """Parameters and buffers, each storage once."""
-    if module is None:
-        return 0
     seen = _sizes(module)
     inner = getattr(module, "network", None)
     bound = getattr(module, "bound", None)
@@ -190,7 +201,7 @@ def _sizes(module: torch.nn.Module) -> dict[int, int]:
     return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
 
 
-def _as_script(script: Any, setup: ModeSetup) -> Call:
+def _as_script(script: torch.nn.Module | None, setup: ModeSetup) -> Call:
     """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
     buffer, jit = io.BytesIO(), _jit()
     with warnings.catch_warnings():
@@ -206,10 +217,7 @@ def _as_script(script: Any, setup: ModeSetup) -> Call:
 
     with torch.inference_mode():
         alone = not isinstance(fresh(*tensors(setup, setup.batch)), tuple)
-    call: Any = whole if alone else fresh
-    if alone:
-        call.weights = fresh
-    return call  # type: ignore[no-any-return]
+    return WithWeights(whole if alone else fresh, fresh)
 
 
 def _jit() -> Any:
@@ -222,11 +230,7 @@ def _traced(module: torch.nn.Module, setup: ModeSetup) -> Call:
         warnings.simplefilter("ignore")
         traced: Any = _jit().trace(module, tensors(setup, setup.batch), check_trace=False)
 
-    def call(*inputs: torch.Tensor) -> Any:
-        return traced(*inputs)
-
-    call.weights = module  # type: ignore[attr-defined]
-    return call
+    return WithWeights(traced, module)
 
 
 def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Call:
@@ -236,13 +240,13 @@ def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bo
         warnings.simplefilter("ignore")
         made: Any = torch.compile(module, dynamic=False, options=options)
 
-    def call(*inputs: torch.Tensor) -> Any:
+    def quietly(*inputs: torch.Tensor) -> TensorTuple:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return made(*inputs)
+            outputs: TensorTuple = made(*inputs)
+            return outputs
 
-    call.weights = module  # type: ignore[attr-defined]
-    return call
+    return WithWeights(quietly, module)
 
 
 def _int8_backend() -> str:

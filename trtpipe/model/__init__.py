@@ -15,6 +15,7 @@ __all__ = [
     "marks",
     "nodes",
     "onnx",
+    "products",
     "pt2e",
     "recorded",
     "sites",

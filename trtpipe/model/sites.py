@@ -30,23 +30,12 @@ from networkx.utils import UnionFind
 
 from trtpipe.model.marks import is_marked, marks_of
 from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name, shape_of
+from trtpipe.model.products import MATMULS, OTHER_PRODUCTS, WEIGHTED
 from trtpipe.values import Site, Skipped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-#: Operations with a weight: name -> axis of the output channel in it.
-WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2d": 1, "conv_transpose1d": 1}
-MATMULS = ("matmul", "bmm")
-#: Products that no rule is for.
-OTHER_PRODUCTS = {
-    "mv": "a product with one vector gains nothing", "addmv": "a product with one vector gains nothing",
-    "einsum": "an einsum that is no matmul of two tensors has no Q/DQ rule",
-    "dot": "a product with one vector gains nothing", "addbmm": "a sum of products has no Q/DQ rule",
-    "conv_transpose3d": "a transposed convolution in three dimensions has no Q/DQ rule",
-}  # fmt: skip
-#: What TensorRT computes as a matrix product.
-MATRIX_PRODUCTS = ("linear", *MATMULS, *(n for n in OTHER_PRODUCTS if not n.startswith("conv")))
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 

@@ -106,7 +106,7 @@ def compare(
         lines.append("passed its check and now fails it")
     since = next((i for i, green in enumerate(greens, 1) if green.accepted), len(greens))
     past = [_figures(g) for g in greens[:since]]
-    regressions = []
+    comparisons = []
     for (name, output), now in _figures(outcome).items():
         earlier = [p[name, output] for p in past if (name, output) in p]
         before = earlier[0] if earlier else None
@@ -114,7 +114,7 @@ def compare(
         limit = limit_of(name, limits)
         if limit is None or before is None:
             if before is not None:
-                regressions.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
+                comparisons.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
             continue
         worse, against = max(
             (_worse(limit, earlier_one, now), what)
@@ -122,14 +122,14 @@ def compare(
             if earlier_one is not None
         )
         bad = not worse <= limit.worse_by
-        regressions.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
+        comparisons.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
         if bad:
             reference = before if against == "the last green run" else trend
             lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
     judged = {k for k in past[0] if limit_of(k[0], limits) and k[0] not in ("build_s", "latency_ms")}
     missing = judged - set(_figures(outcome))
     lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
-    return tuple(regressions), tuple(sorted(lines, key=_importance))
+    return tuple(comparisons), tuple(sorted(lines, key=_importance))
 
 
 def _figures(outcome: JobOutcome) -> dict[tuple[str, str], float]:

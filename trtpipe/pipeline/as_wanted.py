@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from calib.errors import some_of
 from trtpipe.errors import InputError
 from trtpipe.job.sections import INT8_ALONE, OR_RECALIBRATE
+from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.trt.platforms import RTX_WITHOUT_FP32_PRODUCTS
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def as_the_job_wants(job: Job, captured: Captured) -> Captured:
         InputError: a glob does not, nothing is left to quantize; or as `with_own_scales` and `require_products`.
     """
     from trtpipe.model.nodes import calls, is_float, module_path, op_name
-    from trtpipe.model.sites import MATRIX_PRODUCTS, of_product
+    from trtpipe.model.sites import of_product
     from trtpipe.quantization.policy import checked_modes, modes_of
     from trtpipe.quantization.precision import Keep, checked_keep
     from trtpipe.quantization.quantize import checked_plan

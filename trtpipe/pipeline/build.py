@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
-from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare, recalibrated
+from trtpipe.pipeline.stages import Judged, build_engine, calibrate, check, check_graph, prepare, recalibrated
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
@@ -26,7 +25,6 @@ from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from calib.types import Array
     from trtpipe.job.job import Job
     from trtpipe.pipeline.beside import Watched
     from trtpipe.pipeline.lowered import Lowered
@@ -79,26 +77,23 @@ def build(
     require_place(out / job.name)
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)
-    outputs: dict[str, Array] = {}
-    of_graph: list[CheckReport] = []
-    memory: list[int | None] = [None]
+    of_graph: list[Judged] = []
 
     def meanwhile(lowered: Lowered, watched: Watched) -> None:
         asked = job.check.require
-        report = check_graph(job, prepared, lowered, stages, require=asked, keep=outputs.update, watched=watched)
-        of_graph.append(report)
+        of_graph.append(check_graph(job, prepared, lowered, stages, require=asked, watched=watched))
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
-    check_engine = partial(check, keep=outputs.update, needed=memory.append)
-    report = of_graph[0] if of_graph else check_engine(job, prepared, compiled, stages)
+    found = of_graph[0] if of_graph else check(job, prepared, compiled, stages)
+    report = found.report
     if better := retuned(job, prepared, compiled.lowered.table, report, out, stages):
         job, tuned, how = better
         compiled = build_engine(job, prepared, lambda: tuned, stages)
-        report = check_engine(job, prepared, compiled, stages)
-        report = replace(report, notes=(*report.notes, how))
+        found = check(job, prepared, compiled, stages)
+        report = replace(found.report, notes=(*found.report.notes, how))
     report = judged_speed(job, prepared, compiled.engine, report, stages)
     report, latencies_ms = timed(prepared, compiled.engine, report, stages)
-    checked = Checked(compiled, prepared, report, outputs, memory[-1])
+    checked = Checked(compiled, prepared, report, found.outputs, found.device_memory_bytes)
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
     wanted = diagnosis_wanted(job, report, diagnose_seconds, always=job.check.sensitivity)

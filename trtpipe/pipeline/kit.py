@@ -92,11 +92,11 @@ def write_kit(
 
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Lowered, OnnxModel, CheckReport]:
         quantized = quantize(job, prepared, table, stages)
-        with stages("lower"):
+        with stages("export"):
             written_for = release if job.build.target == "tensorrt" else None
             graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
         lowered = lowered_of(prepared, quantized, table, graph)
-        report = check_graph(job, prepared, lowered, stages)
+        report = check_graph(job, prepared, lowered, stages).report
         return lowered, graph, dataclasses.replace(report, notes=(*report.notes, *graph.notes))
 
     lowered, graph, report = checked(job, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
-from trtpipe.evaluation.bench import Bench, BenchData
+from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
 
-#: Executions of the engine that are timed, and those before them that are not.
-ROUNDS, WARM_UP = 200, 10
+#: Executions of the engine that are timed.
+ROUNDS = 200
+#: Check samples that are read at a time.
+_READ_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
 def check_samples(prepared: PreparedJob, most: int) -> tuple[dict[str, Array], Array | None]:
     """The first check samples, at most `most`, [S, ...] by input, and their labels, int64 [S]."""
     parts: dict[str, list[Array]] = {}
-    for batch in itertools.islice(prepared.check_source.batches(32), -(-most // 32)):
+    batches = prepared.check_source.batches(_READ_AT_ONCE)
+    for batch in itertools.islice(batches, math.ceil(most / _READ_AT_ONCE)):
         for name, array in batch.arrays.items():
             parts.setdefault(name, []).append(array)
     arrays = {n: np.concatenate(a)[:most] for n, a in parts.items()}

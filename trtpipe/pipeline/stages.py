@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
+from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -33,6 +34,19 @@ if TYPE_CHECKING:
     from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The check of an engine, or of the graph that was executed for it, and what came out of that.
+
+    `outputs` are those on every check sample, [S, ...] by name, or [B, ...] where an output has no batch axis.
+    `device_memory_bytes` is the engine's `activation_memory`, None of a graph.
+    """
+
+    report: CheckReport
+    outputs: Mapping[str, Array]
+    device_memory_bytes: int | None = None
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -101,7 +115,6 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
-    from trtpipe.model.sites import MATRIX_PRODUCTS
     from trtpipe.quantization import quantize as stage
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
@@ -229,12 +242,11 @@ def check_graph(
     stages: Stages,
     *,
     require: Executed = "graph",
-    keep: Callable[[Mapping[str, Array]], None] | None = None,
     watched: Watched = lambda progress: progress,
-) -> CheckReport:
+) -> Judged:
     """The graph in the place of its engine, which no machine like this one executes; arguments as of `judged`.
 
-    `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
+    `watched` wraps the stage's progress.
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None
@@ -242,20 +254,10 @@ def check_graph(
         runner = opened.enter_context(graph_as_checked(graph.data, target))
         damaged, shown = graph_control(*damaged_copy(graph), target), watched(progress)
         # The control is another session as large as this one, which ends before it.
-        return judged(
-            job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep, ended=opened.close
-        )
+        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, ended=opened.close)
 
 
-def check(
-    job: Job,
-    prepared: PreparedJob,
-    compiled: Compiled,
-    stages: Stages,
-    *,
-    keep: Callable[[Mapping[str, Array]], None] | None = None,
-    needed: Callable[[int | None], None] = lambda size: None,
-) -> CheckReport:
+def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -> Judged:
     """The engine (or its graph, where no GPU can run it) against the baseline, with a control.
 
     Args:
@@ -263,8 +265,6 @@ def check(
         prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
-        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
-        needed: is given the `activation_memory` of what was executed.
     """
     engine, lowered = compiled.engine, compiled.lowered
 
@@ -276,10 +276,11 @@ def check(
         with runner:
             damaged = control(job, engine, executed, made_of, progress)
             require = job.check.require
-            report = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require, keep=keep)
-            needed(activation_memory(runner))
+            found = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require)
+            memory = activation_memory(runner)
         written = () if engine.graph is None else engine.graph.notes
-        return replace(report, notes=(*report.notes, *written, *graph_notes(engine, executed)))
+        notes = (*found.report.notes, *written, *graph_notes(engine, executed))
+        return replace(found, report=replace(found.report, notes=notes), device_memory_bytes=memory)
 
 
 def judged(
@@ -292,9 +293,8 @@ def judged(
     progress: Progress,
     *,
     require: Executed = "graph",
-    keep: Callable[[Mapping[str, Array]], None] | None = None,
     ended: Callable[[], None] = lambda: None,
-) -> CheckReport:
+) -> Judged:
     """What `runner` computes, against the baseline on the check samples and at the sizes that the job declares.
 
     Args:
@@ -306,15 +306,14 @@ def judged(
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
         ended: is called when nothing more is asked of `runner`, before the control is opened.
     """
     how, samples = batching(job, prepared), prepared.first_check_batch
     ran: list[AtCorner] = []
+    kept: dict[str, Array] = {}
 
     def given(outputs: Mapping[str, Array]) -> None:
-        if keep is not None:
-            keep(outputs)
+        kept.update(outputs)
         ran.extend(run_corners(runner, how, samples))
         ended()
 
@@ -333,7 +332,8 @@ def judged(
     )
     report = with_corners(report, ran, how, samples, prepared.corner_outputs)
     unmet = (*job.unused(), *lowered.model_notes, *lowered.unmet, *_unfitted(job, prepared))
-    return replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
+    report = replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
+    return Judged(report, kept)
 
 
 def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:

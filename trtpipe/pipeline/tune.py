@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from trtpipe.pipeline.stages import (
     compile_engine,
     narrow_of,
     prepare,
+    quantize,
     recalibrated,
 )
 from trtpipe.quantization.diagnose import diagnose, first_samples
@@ -216,25 +218,16 @@ class _Bench:
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:
-        """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
-        from trtpipe.quantization import quantize as stage
-        from trtpipe.quantization.payoff import keep_of
-        from trtpipe.quantization.precision import half_dtype
-
+        """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control; where a
+        build refuses it, what that says."""
         job = chosen(self.job, candidate)
         table = self.calibrated(job, candidate.algorithm)
+        try:
+            quantized = quantize(job, self._plain, table, self.stages)
+        except InputError as error:  # a build of the trial's job ends with it
+            return Trial(candidate, False, math.inf, (), (str(error),), 0.0, None)
         prepared = self._plain.corrected(table)
-        precision, keep = job.precision, keep_of(job, prepared.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
-            quantized = stage.quantize(
-                prepared.captured,
-                int8=precision.int8_mode,
-                half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-                keep=keep,
-                amax={} if table is None else table.amax,
-                ranges=prepared.needed_ranges(precision),
-                narrow=narrow_of(job, self._plain, table),
-            )
             model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
             with graph_as_checked(model.data, job.build.target) as runner:
                 report = check_engine(

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from trtpipe.model.products import MATMULS
+
 
 def macs(name: str, args: Sequence[Any], result: object) -> int:
     """Multiply-accumulates of operation `name` (as `nodes.op_name` gives it), for the whole batch; 0 for all others.
@@ -22,6 +24,6 @@ def macs(name: str, args: Sequence[Any], result: object) -> int:
         return int(args[0].numel() * math.prod(args[1].shape[1:]))
     if name in ("conv1d", "conv2d", "conv3d"):
         return int(result.numel() * math.prod(args[1].shape[1:]))
-    if name in ("linear", "matmul", "bmm"):
+    if name in ("linear", *MATMULS):
         return int(result.numel() * args[0].shape[-1])
     return 0

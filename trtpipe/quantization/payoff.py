@@ -63,7 +63,8 @@ from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
-from trtpipe.model.sites import MATMULS, WEIGHTED, of_product
+from trtpipe.model.products import MATMULS, WEIGHTED
+from trtpipe.model.sites import of_product
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of

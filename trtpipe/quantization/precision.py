@@ -22,7 +22,7 @@ from trtpipe.model.nodes import (
     op_name,
     source_line,
 )  # fmt: skip
-from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.quantization.globs import matching, nearest_paths
 from trtpipe.trt.formats import NO_BF16, product_format
 from trtpipe.values import Captured, LayerPrecision, PrecisionName, Site, TensorSpec

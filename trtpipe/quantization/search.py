@@ -46,8 +46,9 @@ class Trial:
     Attributes:
         passed: whether the check passed; `problems` says what else than a limit stood in the way.
         shortfall: by how much the worst limit is missed (see `shortfall`); 0 or less: none is.
-        int8_share: share of the network's multiply-accumulates in INT8 or another number format, in [0, 1].
-        size_bytes: of the quantized graph as ONNX, INT8 weights stored as such.
+        int8_share: share of the network's multiply-accumulates in INT8 or another number format, in [0, 1]; 0 where a
+            build refuses the candidate, which then has no metrics, and the refusal in `problems`.
+        size_bytes: of the quantized graph as ONNX, INT8 weights stored as such; None for a refused candidate.
         latency_ms: of the engine, at the optimal batch; None where no GPU could execute one.
     """
 
@@ -57,7 +58,7 @@ class Trial:
     metrics: tuple[Metric, ...]
     problems: tuple[str, ...]
     int8_share: float
-    size_bytes: int
+    size_bytes: int | None
     latency_ms: float | None = None
 
     @property
@@ -333,11 +334,12 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 def pareto(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """Trials that no other beats or equals in quantized MACs, size, SQNR and latency (where it was measured) while
-    beating it in one; NaN never stays."""
+    beating it in one; NaN never stays, nor what a build refuses."""
+    trials = [t for t in trials if t.size_bytes is not None]
 
     def figures(t: Trial) -> tuple[float, ...]:
         speed = 0.0 if t.latency_ms is None else -t.latency_ms
-        return (t.int8_share, -float(t.size_bytes), t.value("sqnr_db") or 0.0, speed)
+        return (t.int8_share, -float(t.size_bytes or 0), t.value("sqnr_db") or 0.0, speed)
 
     def beaten(t: Trial) -> bool:
         mine = figures(t)

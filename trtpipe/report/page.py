@@ -125,7 +125,7 @@ def render(content: ReportContent) -> str:
         tensors=() if table is None else tensor_cards(table, unclipped),
         unclipped=bool(unclipped),
         warnings=() if table is None else table_warnings(table, unclipped),
-        weights_alone=any(layer.precision in NUMBER_FORMATS for layer in manifest.layers),
+        without_table=without_table(manifest),
         open_histograms=OPEN_HISTOGRAMS,
         coverage=coverage(table),
         bench=content.bench,
@@ -168,7 +168,9 @@ def prose(text: str) -> Markup:
 
 def packages(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """(name, version) of each package once: `a-b` and `a_b` are one (PEP 503)."""
-    by_name = {re.sub(r"[-_.]+", "-", name).lower(): (name, version) for name, version in sorted(environment.items())}
+    from packaging.utils import canonicalize_name
+
+    by_name = {canonicalize_name(name): (name, version) for name, version in sorted(environment.items())}
     return sorted(by_name.values())
 
 
@@ -179,6 +181,15 @@ def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
         if row.sensitivity and row.sensitivity != "∞":
             first.setdefault(row.module, row)
     return sorted(first.values(), key=lambda row: row.sensitivity_sort)[:WORST]
+
+
+def without_table(manifest: Manifest) -> str:
+    """Why a build has no calibration table, in one sentence."""
+    if manifest.build.quantization == "implicit":
+        return "TensorRT calibrated by itself and chose what computes in INT8, so there is no table of thresholds."
+    if any(layer.precision in NUMBER_FORMATS for layer in manifest.layers):
+        return "Weights alone are quantized, so no activation was calibrated."
+    return "Nothing is quantized, so nothing was calibrated."
 
 
 def headline(manifest: Manifest, check: CheckReport) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from calib.audit import data_warnings, threshold_warnings
-from trtpipe.values import PRECISIONS_BY_WIDTH
+from trtpipe.model.products import MATMULS
+from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
     from calib.audit import Audit, TensorAudit
     from calib.table import CalibrationTable
     from trtpipe.values import LayerPrecision
 
-NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
+NUMBER_FORMATS: tuple[NumberFormatName, ...] = get_args(NumberFormatName)
 
 
 def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
@@ -53,7 +54,7 @@ def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scale
 def _may_read_int8(layer: LayerPrecision) -> bool:
     """Whether an operation's inputs can be INT8: a product's are in its own format; a sum, a concat or a pool may read
     INT8 and compute in float."""
-    product = layer.op.startswith(("conv", "linear")) or layer.op in ("matmul", "bmm")
+    product = layer.op.startswith(("conv", "linear")) or layer.op in MATMULS
     return layer.precision == "int8" or not (product or layer.precision in NUMBER_FORMATS)
 
 

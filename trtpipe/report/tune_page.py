@@ -56,9 +56,9 @@ def table(trials: Sequence[Trial]) -> str:
     rows = []
     for t in trials:
         row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), f"{t.int8_share:.1%}"]
-        row += [f"{t.size_bytes / 1e6:.3f}", *(_of_trial(t, n) for n in figures)]
+        row += ["" if t.size_bytes is None else f"{t.size_bytes / 1e6:.3f}", *(_of_trial(t, n) for n in figures)]
         row += [_figure(t.latency_ms)] if timed else []
-        rows.append([*row, "met" if t.passed else "not met"])
+        rows.append([*row, "met" if t.passed else "refused" if t.size_bytes is None else "not met"])
     return _markdown([*titles, *(["latency ms"] if timed else []), "budget"], rows)
 
 

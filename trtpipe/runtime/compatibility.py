@@ -34,7 +34,7 @@ from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.placement import refused_here
-from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, rtx_support
+from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, rtx_support, takes_portable
 from trtpipe.values import computed_in
 
 _REBUILD = "or build the bundle for this device"
@@ -326,8 +326,8 @@ def _other_gpu(engine: EngineInfo, device: Device, here: str, precisions: Collec
     """What makes an engine for a GPU of another compute capability."""
     otherwise = _otherwise(precisions, here)
     if engine.target == "tensorrt":
-        oldest = min(map(parse_version, (here, *engine.compute_capabilities)))
-        common = oldest >= parse_version(OLDEST_PORTABLE) and not lacking(precisions, OLDEST_PORTABLE)
+        able = all(map(takes_portable, (here, *engine.compute_capabilities)))
+        common = able and not lacking(precisions, OLDEST_PORTABLE)
         both = ", or with ampere_plus" if common and not device.jetson else ""
         return f"Build the bundle for this device{otherwise or both}."
     if here in RTX_COMPUTE_CAPABILITIES:

@@ -11,8 +11,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.trt.flavour import CAPABILITIES, parse_version, where
-from trtpipe.trt.platforms import ALWAYS, BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, instead
+from trtpipe.trt.flavour import CAPABILITIES, where
+from trtpipe.trt.platforms import (
+    ALWAYS,
+    BY_CAPABILITY,
+    OLDEST_PORTABLE,
+    PLATFORMS,
+    PRECISIONS,
+    RTX_COMPUTE_CAPABILITIES,
+    instead,
+    takes_portable,
+)
 from trtpipe.values import PrecisionName
 
 if TYPE_CHECKING:
@@ -67,7 +76,7 @@ def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
 
 
 def floor(precisions: Collection[str], target: Target, capabilities: Collection[str]) -> str | None:
-    """The least compute capability that a portable TensorRT-RTX engine runs on; None: Ampere's 8.0, or not portable.
+    """The least compute capability of a portable TensorRT-RTX engine; None: `OLDEST_PORTABLE`, or not portable.
 
     TensorRT-RTX 1.7.1 builds such an engine in FP8 or NVFP4 without a word, and an Ampere GPU cannot run it.
 
@@ -79,7 +88,7 @@ def floor(precisions: Collection[str], target: Target, capabilities: Collection[
     if target != "tensorrt_rtx" or capabilities:
         return None
     needed = [f.capability for f in SUPPORT if f.name in precisions]
-    able = [c for c in RTX_COMPUTE_CAPABILITIES if parse_version(c) >= (8, 0)]
+    able = [c for c in RTX_COMPUTE_CAPABILITIES if takes_portable(c)]
     fitting = [c for c in able if all(n in BY_CAPABILITY[c].precisions for n in needed)]
     return None if fitting == able else fitting[0]
 
@@ -99,7 +108,8 @@ def portable_notes(least: str | None) -> tuple[str, ...]:
     """What is said of a portable engine that `floor` gives `least` for."""
     if least is None:
         return ()
-    return (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
+    why = f"its number formats need compute capability {least} or later, not Ampere's {OLDEST_PORTABLE}"
+    return (f"portable engine: {why}",)
 
 
 def refusals(
@@ -120,7 +130,8 @@ def refusals(
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."
         if build.uses_dla:
             yield path, f"{needed.title} must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."
-        if build.hardware_compatibility == "ampere_plus" and needed.capability not in BY_CAPABILITY["8.0"].precisions:
+        oldest = BY_CAPABILITY[OLDEST_PORTABLE].precisions
+        if build.hardware_compatibility == "ampere_plus" and needed.capability not in oldest:
             yield (
                 path,
                 f"{needed.title} must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
@@ -134,7 +145,7 @@ def _common(build: Build, name: str, able: frozenset[str]) -> frozenset[str]:
     """What the release and every GPU that the job is for can compute in."""
     gpus = [c for c in build.compute_capability if name == "tensorrt_rtx" and c in BY_CAPABILITY]
     gpus += [] if build.platform is None else [PLATFORMS[build.platform].compute_capability]
-    gpus += ["8.0"] if build.hardware_compatibility == "ampere_plus" else []
+    gpus += [OLDEST_PORTABLE] if build.hardware_compatibility == "ampere_plus" else []
     return (ALWAYS | able).intersection(PRECISIONS, *(BY_CAPABILITY[c].precisions for c in gpus))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
-from trtpipe.trt import flavour, formats, placement, platforms
+from trtpipe.trt import formats, placement, platforms
 from trtpipe.trt.flavour import CAPABILITIES, expected, known, title, where
 from trtpipe.trt.placement import needing_dla
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
@@ -248,6 +248,7 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
 def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """A TensorRT-RTX engine runs on the compute capabilities it was built for; those it has do not include all."""
     here = platform.compute_capability
+    portable = f"a portable engine, which is for {platforms.OLDEST_PORTABLE} and later"
     if here not in RTX_COMPUTE_CAPABILITIES:
         if not rtx_support(here).runs or capabilities:
             yield (
@@ -256,11 +257,11 @@ def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -
                 f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here})."
                 + ("" if platform.ends else " Use build.target tensorrt on the device."),
             )
-    elif here not in capabilities and (capabilities or flavour.parse_version(here) < (8, 0)):
+    elif here not in capabilities and (capabilities or not platforms.takes_portable(here)):
         yield (
             "build.platform",
             f"build.compute_capability must hold that of {platform.title}, {here} "
-            f"(got {', '.join(capabilities) or 'a portable engine, which is for 8.0 and later'}). Add it.",
+            f"(got {', '.join(capabilities) or portable}). Add it.",
         )
 
 

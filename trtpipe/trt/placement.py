@@ -12,12 +12,12 @@ from typing import Any
 
 from trtpipe.job.build_options import BuildOptions, TensorFormat
 from trtpipe.job.sections import Precision
-from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     OLDEST_PORTABLE,
     PLATFORMS,
     same_capability,
+    takes_portable,
     too_old_or_new,
     unable,
 )
@@ -110,7 +110,7 @@ def misplaced(
         dla: whether it has a DLA, or may have one.
     """
     problems = []
-    old = parse_version(compute_capability) < parse_version(OLDEST_PORTABLE)
+    old = not takes_portable(compute_capability)
     if build.hardware_compatibility == "ampere_plus" and (jetson or old):
         least = "on JetPack" if jetson else f"before compute capability {OLDEST_PORTABLE}"
         message = f"{title} must have an engine of its own, as none of ampere_plus runs {least} (got ampere_plus)"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import FlavourName, parse_version
+from trtpipe.trt.platforms import OLDEST_PORTABLE, takes_portable
 
 HEADER_BYTES = 33
 _FLAVOURS: dict[bytes, FlavourName] = {
@@ -120,8 +121,9 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
         problems.append(
             f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}"
         )
-    if header.portable and float(compute_capability) < 8.0:
-        problems.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
+    if header.portable and not takes_portable(compute_capability):
+        least = f"{OLDEST_PORTABLE} or later"
+        problems.append(f"the GPU must be of compute capability {least} (got {compute_capability}). {_REBUILD}")
     return tuple(problems)
 
 

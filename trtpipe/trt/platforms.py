@@ -130,7 +130,7 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
     "12.1": _can(_BLACKWELL, "matrix 10", "notes 10.8", since="10.8"),
 }
 
-#: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
+#: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from `OLDEST_PORTABLE` on.
 RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 #: Those for which TensorRT-RTX 1.7.1 compiles no matrix product of FP32 tensors, in INT8 neither: "Cannot compile
@@ -139,6 +139,12 @@ RTX_WITHOUT_FP32_PRODUCTS = ("7.5",)
 
 #: The oldest compute capability that engines made for several run on: portable ones of TensorRT-RTX, and ampere_plus.
 OLDEST_PORTABLE = "8.0"
+
+
+def takes_portable(compute_capability: str) -> bool:
+    """Whether GPUs of a compute capability run engines that are made for several, by `OLDEST_PORTABLE` alone."""
+    return parse_version(compute_capability) >= parse_version(OLDEST_PORTABLE)
+
 
 #: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
 #: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` measures it and writes the result to a file.
@@ -162,7 +168,7 @@ def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | 
     """The support of a GPU, by TensorRT-RTX's own list, else by what was observed (`RTX_SEEN` when `seen` is None)."""
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
-    if parse_version(compute_capability) < parse_version(OLDEST_PORTABLE):
+    if not takes_portable(compute_capability):
         return RtxSupport(False, f"a portable engine is for compute capability {OLDEST_PORTABLE} and later")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
     support = (RTX_SEEN if seen is None else seen).get(compute_capability)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from calib.types import JsonObject
-from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
@@ -83,7 +82,7 @@ def document(measured: JsonObject) -> str:
         "here with the value given. Options not listed are honoured by every release.",
         _table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
-        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. "
+        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from {OLDEST_PORTABLE} on. "
         f"For {', '.join(RTX_WITHOUT_FP32_PRODUCTS)} it compiles no matrix product of FP32 tensors, in INT8 neither, "
         "but FP32 convolutions: a job with one needs `precision.fp16_mode`. Every value of `refit`, "
         "and `strip_plan`, need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
@@ -206,9 +205,3 @@ def _platforms() -> Iterator[list[str]]:
             rtx = "-"  # made for x86-64 alone
         row = [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, releases, rtx]
         yield [*row, platform.note]
-
-
-def listed() -> frozenset[str]:
-    """The options that the page lists; every other one is honoured by every release."""
-    assert set(_VALUES) <= set(BuildOptions.model_fields)
-    return frozenset(_VALUES)

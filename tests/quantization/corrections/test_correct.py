@@ -18,7 +18,7 @@ from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
-from trtpipe.model.sites import WEIGHTED
+from trtpipe.model.products import WEIGHTED
 from trtpipe.quantization import rounding
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections import correct as stage

@@ -19,7 +19,8 @@ import torch
 from calib.errors import CalibError
 from calib.types import Array
 from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
-from trtpipe.model.sites import WEIGHTED, find_sites
+from trtpipe.model.products import WEIGHTED
+from trtpipe.model.sites import find_sites
 from trtpipe.values import Captured, Int8Weight
 
 if TYPE_CHECKING:

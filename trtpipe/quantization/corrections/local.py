@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtpipe.model.nodes import op_name
-from trtpipe.model.sites import WEIGHTED
+from trtpipe.model.products import WEIGHTED
 
 if TYPE_CHECKING:
     from torch.fx import Node
