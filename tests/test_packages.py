@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from trtpipe import packages
@@ -193,3 +194,29 @@ def test_a_torchvision_of_another_pytorch_is_replaced_by_the_one_that_fits(torch
     monkeypatch.setattr(packages, "package", known.get)
     said = packages.broken("torchvision", RuntimeError("operator torchvision::nms does not exist"))
     assert said.endswith(f"packages that it needs. Run: {command}")
+
+
+@pytest.mark.parametrize(
+    ("lacked", "command"),
+    [
+        ("sympy", "pip install 'trtpipe[build]'"),
+        ("numpy", "pip install 'numpy>=1.24'"),
+        ("mpmath", "pip install mpmath"),  # which another package needs
+    ],
+)
+def test_a_package_that_lacks_another_is_not_installed_again(lacked, command, monkeypatch):
+    """pip says that what is there is there; torchao and torchvision name nothing that they need."""
+    monkeypatch.setattr(packages, "package", lambda module: None if module == lacked else Package(module, "1.0"))
+    monkeypatch.setattr(packages, "present", lambda module: module != lacked)
+    for module in ("torchao", "torchvision"):
+        said = packages.broken(module, ModuleNotFoundError(f"No module named '{lacked}'"))
+        assert said == f"{module} cannot be imported, as {lacked} is not installed. Run: {command}"
+    assert "is installed and cannot be imported" in packages.broken("torchao", "No module named 'torchao.x'")
+
+
+def test_all_that_a_build_needs_is_asked_for_before_it():
+    """By the metadata of trtpipe: what is left out comes with another, or is imported where a job asks for it."""
+    listed = map(Requirement, packages._required())
+    named = {r.name for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})}
+    asked = {name.replace("_", "-") for name in (*packages.CAPTURE, *packages.IMAGES, *packages.BUILDING)}
+    assert {name.replace("_", "-") for name in named} - asked == {"matplotlib", "protobuf"}

@@ -78,14 +78,14 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 CAPTURE = ("torch", "torchao", "onnx", "onnxscript", "onnxruntime")
 #: What a job of images needs beside.
 IMAGES = ("torchvision",)
-#: What a build needs beside: to count on the CPU, to choose what stays wide, and for its report.
-BUILDING = ("numba", "networkx", "jinja2")
+#: What a build needs beside: to count on the CPU, to choose what stays wide, for its report, and what others bring.
+BUILDING = ("numba", "networkx", "jinja2", "sympy", "ml_dtypes", "onnx_ir", "markupsafe")
 #: Of these, what is judged together: which torchao goes with which torch.
 JUDGED_TOGETHER = ("torch", "torchao")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys((*CAPTURE, *IMAGES), "build"),
-    **dict.fromkeys((*BUILDING, "matplotlib", "onnx_ir", "sympy", "ml_dtypes", "markupsafe"), "build"),
+    **dict.fromkeys((*BUILDING, "matplotlib"), "build"),
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
@@ -207,6 +207,8 @@ def broken(module: str, reason: object) -> str:
     if (path := hider(module)) is not None:
         away = "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder)."
         return f"{path} hides the package {module} ({said}). {away}"
+    if (lacked := _lacked(said)) not in (None, module):
+        return f"{module} cannot be imported, as {lacked} is not installed. Run: {_installing(lacked)}"
     installed = package(module)
     name = module if installed is None else installed.distribution
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
@@ -221,6 +223,22 @@ def broken(module: str, reason: object) -> str:
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
     return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"
+
+
+def _lacked(said: str) -> str | None:
+    """The top-level module, of no part of Python, that an import did not find, where no file of it and no metadata is
+    there."""
+    missing = re.search(r"No module named '(\w+)'", said)
+    if missing is None or missing[1] in sys.stdlib_module_names:
+        return None
+    return missing[1] if package(missing[1]) is None and not present(missing[1]) else None
+
+
+def _installing(module: str) -> str:
+    try:
+        return install_command(module)
+    except KeyError:  # what another package needs
+        return pip_install(module)
 
 
 def reason_of(error: BaseException) -> str:

@@ -282,6 +282,22 @@ def test_a_torchao_that_nothing_needs_may_be_broken(machine):
     assert why(found, "capture").startswith("torchao is installed and cannot be imported (AttributeError: no register")
 
 
+def test_the_command_of_validate_is_the_one_of_doctor(machine):
+    """Which TensorRT a GPU and its driver take is asked in one place."""
+    for gpu in (L4, V100, CU12, CU11, B200, NO_GPU):
+        found = machine(gpu)
+        commands = [a.install for a in found.abilities if a.what == "build and run an engine (target tensorrt)"]
+        said = install.not_here("tensorrt")
+        if gpu is NO_GPU:
+            assert said.startswith("tensorrt is not installed. Run: pip install 'trtpipe[trt11]'")
+        else:
+            assert said == f"tensorrt is not installed. Run: {commands[0]}"
+    machine(P100)
+    assert install.not_here("tensorrt") == (
+        "tensorrt is not installed. PyPI has none for this GPU and its driver: choose another build.target."
+    )
+
+
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"

@@ -203,6 +203,21 @@ def test_what_tensorrt_objects_to_is_an_error(model):
         build_engine(model, Build(tensor_formats={"image": ("hwc8",), "map": ("linear",)}), progress=Silent())
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"memory_pools": {"tactic_shared_memory": 1}}, "build.memory_pools (tactic_shared_memory: 1)"),
+        ({"workspace": 2**63 - 1}, "build.workspace (9223372036854775807)"),
+        ({"workspace": 1, "memory_pools": {"tactic_shared_memory": 1}},
+         "build.memory_pools (tactic_shared_memory: 1) and build.workspace (1)"),
+    ],
+)  # fmt: skip
+def test_limits_of_memory_are_named_where_nothing_compiles(options, given, model):
+    with pytest.raises(errors.BuildError) as raised:
+        build_engine(model, Build(**options), progress=Silent())
+    assert f" Try it without {given}. Set build.log_level to verbose" in str(raised.value)
+
+
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize(
     ("dtype", "types"),

@@ -38,6 +38,7 @@ from trtpipe.runtime.device_memory import lacking_memory
 from trtpipe.streams import folder_of
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
+from trtpipe.trt.install import not_here
 from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
 from trtpipe.trt.placement import refused_here
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
@@ -265,7 +266,7 @@ def _compiler(job: Job) -> _Problems:
     if target == "onnxruntime":
         return
     if target not in here:
-        yield "build.target", not_installed(target)
+        yield "build.target", not_here(target)
     elif too_old := unsupported(target, here[target][1]):
         yield "build.target", f"{too_old}. Run: {install_command(target)}"
     elif damaged := unimportable(target):

@@ -164,7 +164,9 @@ def _serialize(
     watch.check()
     if plan_memory is None:
         formats_of = {name: allowed for name, allowed in build.tensor_formats.items() if set(allowed) != {"linear"}}
-        without = f"Try it without build.tensor_formats ({shown(formats_of)}). " if formats_of else ""
+        narrow = {"tensor_formats": formats_of, "memory_pools": build.memory_pools, "workspace": build.workspace}
+        given = " and ".join(f"build.{key} ({shown(value)})" for key, value in narrow.items() if value)
+        without = f"Try it without {given}. " if given else ""
         raise BuildError(
             f"build: {tensorrt.title} cannot compile the graph ({watch.reason(since)}). {without}"
             "Set build.log_level to verbose to see what it was doing."

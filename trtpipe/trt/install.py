@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from trtpipe.packages import JETPACKS, distributions, install_command, pip_install, versions
+from trtpipe.packages import JETPACKS, absence, distributions, install_command, pip_install, versions
+from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
 
@@ -50,6 +51,15 @@ def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", 
             if parse_version(lower) < parse_version(upper):
                 return pip_install(f"{distribution(target, major)}>={lower},<{upper}", versions(distributions(target)))
     return ""
+
+
+def not_here(target: str) -> str:
+    """`tensorrt is not installed. Run: ...`, with the command for this machine's driver and its first GPU."""
+    gpu = driver.probe()
+    here = (gpu.cuda, gpu.devices[0].compute_capability) if gpu.devices else ("", "")
+    command = tensorrt_command(target, *here, jetson=driver.is_jetson())
+    none = "PyPI has none for this GPU and its driver: choose another build.target."
+    return f"{absence(target)}. {f'Run: {command}' if command else none}"
 
 
 def distribution(target: str, cuda_major: int) -> str:
