@@ -240,10 +240,7 @@ def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:
         ),
         ("OSError('libcudart.so.13: undefined symbol')", "OSError: libcudart.so.13: undefined symbol"),
         ("AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
-        (
-            "ModuleNotFoundError(\"No module named 'zebra'\", name='zebra')",  # none that trtpipe names
-            "ModuleNotFoundError: No module named 'zebra'",
-        ),
+        ("ModuleNotFoundError(\"No module named 'zebra'\", name='zebra')", ""),  # none that trtpipe names
     ],
 )
 @pytest.mark.parametrize("where", ["", ".inner.part"])
@@ -264,10 +261,12 @@ def test_a_package_that_cannot_be_imported(
         ours["opened"](name + where)  # type: ignore[operator]
     shown = user_error(error.value)
     assert isinstance(shown, MissingError)
-    assert str(shown) == (
+    damaged = (
         f"{name} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages "
         f"that it needs. Run: pip install --force-reinstall {name}"
     )
+    lacking = f"{name} cannot be imported, as zebra is not installed. Run: pip install zebra"
+    assert str(shown) == (damaged if said else lacking)
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,36 @@ def test_any_other_module_is_interrupted_where_it_is():
     program = PROGRAM.format(below=below, number=int(signal.SIGTERM), module="colorsys")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["struck", "interrupted"]), done.stderr
+
+
+#: What Python calls at a process' end, struck by the twin of the signal that ended it, and by one that came later.
+ENDING = """
+import atexit, signal, time
+from trtpipe.cli.interrupts import interrupted_by
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+def late():
+    signal.raise_signal({number})
+    print("twin", flush=True)
+    time.sleep(0.4)
+    signal.raise_signal({number})
+    print("never")
+
+atexit.register(late)
+try:
+    with interrupted_by(interrupt, last=True):
+        signal.raise_signal({number})
+        time.sleep(10)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_is_not_interrupted_with_a_traceback(number):
+    """A terminal's Ctrl-C reaches both processes of a command, of which one passes it on: it comes twice."""
+    program = ENDING.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (130, ["interrupted", "twin"], "")

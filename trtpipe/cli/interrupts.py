@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
+from trtpipe.errors import Cancelled
+
 #: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
 #: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
 _ONCE_S = 0.25
@@ -20,8 +22,10 @@ _AGAIN_S = 0.02
 
 
 @contextmanager
-def interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so.
+def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: bool = False) -> Iterator[None]:
+    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so. After the
+    `last` block of a process that is about to end, one that is no other's twin ends it at once: what Python still calls
+    would print where it was.
 
     Not while a native module is imported: an exception that is raised in the Python which such a module calls to
     initialize itself makes several of them crash (onnx's, with SIGSEGV). The signal comes again, until that is over.
@@ -43,6 +47,10 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterat
         if latest - earlier > _ONCE_S:
             interrupt(number, frame)
 
+    def ending(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - latest > _ONCE_S:
+            os._exit(Cancelled.exit_code)
+
     def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
         if not isinstance(event.exc_value, KeyboardInterrupt):
@@ -61,7 +69,7 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterat
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, ending if last else handler)
 
 
 def _imports_native(frame: FrameType | None) -> bool:

@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
 def _run(argv: Sequence[str] | None) -> ExitCode:
     settings = Settings(json="--json" in (sys.argv if argv is None else argv))  # its option may not be read any more
     try:
-        with interrupted_by(_interrupt):
+        with interrupted_by(_interrupt, last=argv is None):
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
