@@ -242,6 +242,28 @@ class Remembering(nn.Module):
         return x.mean((2, 3)) + before
 
 
+class Settling(nn.Module):
+    """Answers otherwise from some call on, and the same ever after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mean((2, 3)) * (2.0 if self.calls > 4 else 1.0)
+
+
+@pytest.mark.parametrize("kind", ["trace", "script"])
+def test_nor_is_one_that_changes_for_good(kind: Literal["trace", "script"]) -> None:
+    loaded = nets.loaded(Settling(), out_shape=("N", 3))
+    batches = [Batch({"x": X[:1]}, None, ("a",))] * 6
+    with pytest.raises(
+        InputError, match=r"^model: it gives other outputs for the same inputs \(other values of logits"
+    ):
+        record_baseline(loaded, batches, 6, batch_size=1, kind=kind, progress=Silent())
+
+
 @pytest.mark.parametrize("network", [Noisy, Counting, Remembering, lambda: nn.Sequential(Noisy(), nn.ReLU())])
 def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn.Module]) -> None:
     loaded = nets.loaded(network(), out_shape=("N", 3))

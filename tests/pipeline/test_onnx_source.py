@@ -34,7 +34,7 @@ def built(folder: Path, name: str, **sections: Any) -> Any:
     return found.bundle
 
 
-@pytest.mark.parametrize("net", ["residual", "views"])
+@pytest.mark.parametrize("net", ["residual", "views", "attending"])
 @pytest.mark.parametrize("dynamo", [True, False])
 def test_same_table_and_size_as_from_pytorch(net: str, dynamo: bool, tmp_path: Path) -> None:
     export(network(net), tmp_path / "file.onnx", dynamo=dynamo)

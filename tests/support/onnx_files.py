@@ -36,9 +36,35 @@ class Views(nn.Module):
         return self.head(tokens.softmax(1).mean(1).view(x.size(0), -1))
 
 
+class Attending(nn.Module):
+    """Attention as torch.nn has it, as Whisper scales it, and as a batched product of three dimensions, one after the
+    other; the width makes the scale no power of two."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, 2, 2)
+        self.plain = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = x + self.plain(x, x, x, need_weights=False)[0]
+        n, length, width = x.shape
+        q, k = (f(x).view(n, length, 2, -1).transpose(1, 2) * (width / 2) ** -0.25 for f in (self.query, self.key))
+        x = x + (q @ k.transpose(2, 3)).softmax(-1).matmul(x.view(n, length, 2, -1).transpose(1, 2)).flatten(2, 3).view(
+            n, length, width
+        )
+        x = torch.bmm(x.transpose(1, 2).softmax(-1), x)
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
 def network(name: str) -> nn.Module:
-    """A seeded network in eval mode: residual or views."""
-    return settled({"residual": Residual, "views": Views}[name](), images(16, 3, 8, 8))
+    """A seeded network in eval mode: residual, views or attending."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = {"residual": Residual, "views": Views, "attending": Attending}[name]()
+    return settled(net, images(16, 3, 8, 8))
 
 
 def export(module: nn.Module, path: Path, *, dynamo: bool = True, external: bool = False) -> Path:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, sent
+from trtpipe.model.computing import CPU, Computation, apart, off, placed, plain_float32, reach, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
 from trtpipe.progress import Progress
@@ -94,6 +94,7 @@ def _recorded(
     ids: list[str] = []
     worst = largest = 0.0
     first: dict[str, Array] = {}
+    at_first: tuple[torch.Tensor, ...] = ()
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             first = first or piece
@@ -107,6 +108,7 @@ def _recorded(
                     outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
+            at_first = at_first or tuple(eager)
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
             if name == "trace" and (failed or shapes != own):
                 raise _of_one_size(loaded, failed or f"it gives {shapes} where the model gives {own}")
@@ -118,7 +120,7 @@ def _recorded(
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.cpu().numpy().copy()
-                largest, worst = _largest(largest, plain), _largest(worst, apart(plain, output))
+                largest, worst = reach(largest, plain), reach(worst, apart(plain, output))
             parts.append(batching.rows(arrays, count))
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
         ids += batch.ids
@@ -128,7 +130,11 @@ def _recorded(
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name], loaded.module)
-    _require_agreement(loaded, name, outputs_of_all, worst, largest, args)
+    earlier = sent([torch.from_numpy(first[s.name]) for s in loaded.inputs], device), at_first
+    repeats = partial(_require_repeatable, loaded, args, *earlier)
+    if name in ("script", "torchscript"):  # which may keep a state too, and change with the model
+        repeats()
+    _require_agreement(loaded, name, outputs_of_all, worst, largest, repeats)
     every = np.concatenate(labels)
     mixed = _mixed(loaded, batching, first, outputs_of_all, device)
     notes = tuple(mixed.values())
@@ -152,16 +158,16 @@ def _require_agreement(
     outputs: Mapping[str, Array],
     worst: float,
     largest: float,
-    args: tuple[torch.Tensor, ...],
+    require_repeatable: Callable[[], None],
 ) -> None:
-    """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`; `args` are a batch."""
+    """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`."""
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
             "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
             f"difference of {worst:.3g}, outputs up to {largest:.3g}). {_why_converted_differs(outputs)}"
         )
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
-        _require_repeatable(loaded, args)
+        require_repeatable()
         if name == "trace":
             export(loaded.module, loaded.inputs)  # what decides by values is no better off with a script
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
@@ -201,13 +207,13 @@ def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> N
             f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
             f"{values.size} values of output {spec.name} NaN or infinite). {step}"
         )
-    dtype, reach = np.dtype(spec.dtype), max(-float(values.min()), float(values.max()))
+    dtype, largest = np.dtype(spec.dtype), max(-float(values.min()), float(values.max()))
     most = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max) if dtype.kind == "i" else 1.0
-    if reach > most:
+    if largest > most:
         wide = "float32" if dtype.kind == "f" else "int64"
         raise InputError(
             f"outputs.{spec.name}.dtype: must hold the model's outputs on the check data (got {spec.dtype}, and they "
-            f"reach {reach:.4g}). Set {wide}."
+            f"reach {largest:.4g}). Set {wide}."
         )
 
 
@@ -216,17 +222,22 @@ def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(a.clone() for a in args)
 
 
-def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
-    """Refuse a model that gives other outputs when it is run again, at once or after other inputs: nothing can be
-    compared with it."""
+def _require_repeatable(
+    loaded: LoadedModel,
+    args: tuple[torch.Tensor, ...],
+    first: tuple[torch.Tensor, ...],
+    at_first: tuple[torch.Tensor, ...],
+) -> None:
+    """Refuse a model that gives other outputs when it is run again, at once, after other inputs, or after all that came
+    since it gave `at_first` for `first`: nothing can be compared with it."""
     import torch
 
     whole = _whole(loaded)
     other = tuple(filled(a.shape, s.dtype, whole).to(a.device) for s, a in zip(loaded.inputs, args, strict=True))
     with torch.inference_mode(), user_code("the model, run again", InputError):
-        once, again, _, later = [loaded.module(*_fresh(a)) for a in (args, args, other, args)]
-    for spec, a, b, c in zip(loaded.outputs, once, again, later, strict=True):
-        if not (torch.equal(a, b) and torch.equal(a, c)):
+        once, again, _, later, at_last = [loaded.module(*_fresh(a)) for a in (args, args, other, args, first)]
+    for spec, a, b, c, d, e in zip(loaded.outputs, once, again, later, at_first, at_last, strict=True):
+        if any(x.shape != y.shape or off(x, y) > EAGER_TOLERANCE for x, y in ((a, b), (a, c), (d, e))):
             raise InputError(
                 f"model: it gives other outputs for the same inputs (other values of {spec.name} when it was run "
                 "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
@@ -260,10 +271,10 @@ def _mixed(
         wanted = outputs[name][:low]
         if name in batching.whole or rows.shape != wanted.shape or not wanted.size:
             continue
-        off = float(apart(torch.from_numpy(wanted), torch.from_numpy(rows)).abs().max())
-        if off > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+        most = float(apart(torch.from_numpy(wanted), torch.from_numpy(rows)).abs().max())
+        if most > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
             notes[name] = (
-                f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "
+                f"check: output {name} of a sample depends on the others in its batch: it differs by up to {most:.3g} "
                 f"between a batch of {there}, as checked, and of {size}"
             )
     return notes
@@ -278,14 +289,6 @@ _FILLED_UP = (
     "check: {} has no batch axis; the last batch, of {} samples, was filled up to {} with copies of its last "
     "sample, for the baseline and for what was executed alike"
 )
-
-
-def _largest(so_far: float, values: torch.Tensor) -> float:
-    """The larger of `so_far` and the largest |value|; NaN once there is one."""
-    if not values.numel():
-        return so_far
-    seen = float(values.double().abs().max())
-    return seen if math.isnan(seen) or seen > so_far else so_far
 
 
 def script(

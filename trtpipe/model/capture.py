@@ -35,10 +35,12 @@ def capture(loaded: LoadedModel) -> Captured:
 
     from trtpipe.model import graph_digest
     from trtpipe.model.batch_norms import fuse_linear_bn, spell_out_batch_norms, unpaired
+    from trtpipe.model.factors import join_factors
     from trtpipe.model.marks import take_off
     from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import fold_constants, fuse_conv_bn
     from trtpipe.model.sites import computes_with, find_sites
+    from trtpipe.model.transposes import join_transposes
     from trtpipe.model.widening import widened
 
     program = export(loaded.module, loaded.inputs)
@@ -69,6 +71,9 @@ def capture(loaded: LoadedModel) -> Captured:
     spell_out_adaptive_pools(graph)
     spell_out_embedding_bags(graph)
     _tidy(graph)
+    join_transposes(graph)
+    join_factors(graph)
+    graph.graph.eliminate_dead_code()
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
@@ -227,7 +232,6 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
             node.target = torch.ops.aten.reshape.default
         elif node.target in clamps and {type(a) for a in node.args[1:]} == {int, float}:
             node.args = (node.args[0], *map(float, node.args[1:]))
-    graph.graph.eliminate_dead_code()
 
 
 def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
@@ -260,14 +264,18 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
 
 
 def _spell_out_products(graph: torch.fx.GraphModule) -> None:
-    """Replace mm, addmm, baddbmm, a matmul by a constant matrix and a linear of integers by `product`: linears and
-    matmuls, which every number format knows."""
+    """Replace mm, addmm, baddbmm, a matmul by a constant matrix and a linear of integers by `product`, and bmm by the
+    matmul that it is: linears and matmuls, which every number format knows."""
+    import torch
+
     from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, is_whole, op_name
 
     transposed: dict[tuple[object, float], torch.fx.Node] = {}  # what several operations read is held once
     for node in [n for n in calls(graph.graph) if op_name(n) == "linear" and is_whole(n)]:
         x, w, bias = (*node.args, None)[:3]
         node.target, node.args, node.kwargs = product, (x, w, True, bias, 1, 1), {}
+    for node in [n for n in calls(graph.graph) if op_name(n) == "bmm"]:
+        node.target = torch.ops.aten.matmul.default
     for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm", "matmul")]:
         given: list[Any] = list(node.args)
         added, a, b = given if len(given) == 3 else (None, *given)

@@ -129,15 +129,30 @@ def apart(wanted: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(difference(wanted.cpu().numpy(), got.cpu().numpy()))
 
 
+def reach(so_far: float, values: torch.Tensor) -> float:
+    """The larger of `so_far` and the largest |value| of a tensor of any dtype and shape; NaN once there is one."""
+    if not values.numel():
+        return so_far
+    seen = float(values.double().abs().max())
+    return seen if math.isnan(seen) or seen > so_far else so_far
+
+
+def off(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    """The largest difference of two tensors of one shape, as a share of the largest |wanted|, or of 1 where that is
+    more; infinity where a value is NaN."""
+    share = reach(0.0, apart(wanted, got)) / reach(1.0, wanted)
+    return math.inf if math.isnan(share) else share
+
+
 def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
     """How far outputs are from the CPU's where that is beyond TOLERANCE; empty otherwise."""
     for wanted, got in zip(expected, outputs, strict=True):
         if wanted.shape != got.shape:
             return f"an output has the shape {list(got.shape)} there and {list(wanted.shape)} on the CPU"
-        off = apart(wanted, got).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        most = apart(wanted, got).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         largest = max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
-        if wanted.numel() and not float(off.max()) <= TOLERANCE * largest:
-            return f"its outputs differ by up to {float(off.max()):.3g}, outputs up to {largest:.3g}"
+        if wanted.numel() and not float(most.max()) <= TOLERANCE * largest:
+            return f"its outputs differ by up to {float(most.max()):.3g}, outputs up to {largest:.3g}"
     return ""
 
 

@@ -14,6 +14,10 @@ SCOPES = {"pkg.torch.onnx.name_scopes": "['', 'layer1', 'layer1.0', 'layer1.0.bn
     [
         ("node_Conv_1", "Conv", "y", "layer1.0.conv1.weight", SCOPES, "layer1.0.conv1"),  # dynamo, batch norm folded
         ("node_Conv_2", "Conv", "y", "stem.weight", SCOPES, "stem"),
+        ("node_Gemm_3", "Gemm", "y", "layer1.0.bn1.out_proj.weight", SCOPES, "layer1.0.bn1"),
+        ("/attn/Gemm_1", "Gemm", "y", "attn.out_proj.weight", {}, "attn"),
+        ("/Gemm", "Gemm", "y", "head.weight", {}, ""),
+        ("/attn/Gemm", "Gemm", "y", "attn2.weight", {}, "attn2"),
         ("node_add", "Add", "y", None, SCOPES, "layer1.0.bn1"),
         ("/layer1/layer1.0/conv/conv.0/conv.0.0/Conv", "Conv", "y", "onnx::Conv_1", {}, "layer1.0.conv.0.0"),
         ("/layer1/layer1.0/Add_1", "Add", "y", None, {}, "layer1.0"),

@@ -20,9 +20,11 @@ def scopes_of(metadata: Mapping[str, str]) -> list[str]:
 def module_path(name: str, op: str, output: str, weight: str | None, metadata: dict[str, str]) -> str:
     """The path of a node, as `layer1.0.conv1`: the same that the exported PyTorch module has, where the file tells.
 
-    Of these the first that is there: the name of the weight, which exporters keep when they fold a batch norm into a
-    convolution (`layer1.0.conv1.weight`); the scopes that torch.onnx.export(dynamo=True) writes; the scopes in the
-    names that TorchScript's exporter makes (`/layer1/layer1.0/conv1/Conv`); the node's name; its output's name.
+    That is the module whose forward ran it: by the scopes that torch.onnx.export(dynamo=True) writes, or those in the
+    names that TorchScript's exporter makes (`/layer1/layer1.0/conv1/Conv`). The weight's own module stands before it,
+    since exporters fold a batch norm into a convolution, whose scopes are then the batch norm's; but not where it lies
+    within that module, which then computes with it by itself: `attn` runs `attn.out_proj.weight`. Without any of them
+    it is the node's name, or its output's.
 
     Args:
         name: the node's name, which may be empty.
@@ -31,15 +33,15 @@ def module_path(name: str, op: str, output: str, weight: str | None, metadata: d
         weight: the name of its constant weight, None where it has none.
         metadata: its metadata_props.
     """
-    if weight is not None and (parameter := _PARAMETER.fullmatch(weight)):
-        return str(parameter[1])
     scopes = scopes_of(metadata)
-    if len(scopes) > 1:
-        return str(scopes[-2])
     parts = [p for p in name.split("/") if p]
-    if "/" in name and parts and re.fullmatch(rf"{op}(_\d+)?", parts[-1]):
-        return _joined(parts[:-1])
-    return _joined(parts or [p for p in output.split("/") if p] or [op])
+    scoped = "/" in name and parts and re.fullmatch(rf"{op}(_\d+)?", parts[-1])
+    runner = str(scopes[-2]) if len(scopes) > 1 else _joined(parts[:-1]) if scoped else None
+    if weight is not None and (parameter := _PARAMETER.fullmatch(weight)):
+        owner = parameter[1]
+        within = runner is not None and owner.startswith(f"{runner}." if runner else "")
+        return str(runner if within else owner)
+    return _joined(parts or [p for p in output.split("/") if p] or [op]) if runner is None else runner
 
 
 def _joined(parts: Sequence[str]) -> str:
