@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return torch.nonzero(y)": (ONE, ("shape",)),
     "return torch.complex(y, y)": (ONE, ("outputs.y: must be real numbers (got complex64, which no engine returns). Return torch.view_as_real(y)",)),
     "return y.to_sparse()": (ONE, ("outputs.y: must be a dense tensor (got sparse_coo, which no engine returns). Return y.to_dense() in the model.",)),
+    "import warnings; warnings.simplefilter('ignore'); return torch.nested.nested_tensor([y])": (ONE, ("outputs.y: must be a dense tensor (got a nested one, which no engine returns). Return y.to_padded_tensor(0.0)",)),
+    "return y.to(torch.float8_e4m3fn)": (ONE, ("outputs.y: must be floats, integers or truth values of 8 to 64 bits (got float8_e4m3fn, which no engine returns). Return y.float()",)),
+    "return y.to('meta')": (ONE, ("outputs.y: must be a tensor with values (got one on the meta device, which no engine returns). Compute it where the inputs are.",)),
+    "return y.to_mkldnn()": (ONE, ("outputs.y: must be a dense tensor (got _mkldnn, which no engine returns).",)),
+    "try: return self.a(x.reshape(-1, 7))\n        except RuntimeError: return y": (
+        ONE,
+        ("model: its forward must not catch errors of PyTorch (got RuntimeError: shape '[-1, 7]' is invalid", " (try: return self.a(x.reshape(-1, 7)))). TorchScript"),
+    ),
     "return x": (ONE, ("capture: the model must compute something from its inputs (got outputs that are inputs or constants).",)),
     "raise SystemExit(0)": (ONE, ("model: it fails on zeros of the declared inputs", "SystemExit: 0")),
     "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: the model, run by torch.export, raised SystemExit: 0\n  File ",)),
@@ -479,3 +488,13 @@ def test_a_size_that_is_1_within_the_model_is_said_with_where_the_range_may_begi
     assert "Begin the range there: " in said
     assert said.endswith("; or declare a number.")
     exported(33, opt)
+
+
+def test_code_in_a_folder_whose_name_is_no_utf8_is_told_so(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    loaded = load_job(job(folder, "return y", ONE, "awkward_latin"))
+    with pytest.raises(
+        InputError, match=r"^model\.factory: its code must lie in folders whose names are UTF-8 \(got .*caf\\udce9"
+    ):
+        load_model(loaded, folder)

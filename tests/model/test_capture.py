@@ -345,5 +345,6 @@ def test_a_quantized_output_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         output_specs(loaded.module, loaded.inputs, {"logits": "float32"})
     assert str(caught.value) == (
-        "outputs.logits: must be a plain tensor (got qint8, quantized). Return dequantize() of it."
+        "outputs.logits: must be a plain tensor (got qint8, quantized, which no engine returns). Return dequantize() "
+        "of it."
     )

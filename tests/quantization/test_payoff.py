@@ -221,6 +221,26 @@ def test_rounding_is_free_where_a_kernel_stands_anyway() -> None:
     assert larger(captured(Preactivated(normed=False), 64, 2, 2)) == {"conv"}
 
 
+class Branches(nn.Module):
+    """Three convolutions over what one gives, their results beside one another, and one that reads them all."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(32, 64, 1)
+        self.branches = nn.ModuleList(nn.Conv2d(64, 64, 1) for _ in range(3))
+        self.reader = nn.Conv2d(192, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        return torch.relu(self.reader(torch.cat([torch.relu(b(x)) for b in self.branches], 1)))
+
+
+def test_a_reader_of_a_concat_needs_a_kernel_behind_each_part() -> None:
+    enough = 4 * KERNEL_BYTES // 192  # of outputs, for one kernel behind the reader and three behind the parts
+    assert "reader" in larger(captured(Branches(enough - 8), 32, 2, 2))
+    assert "reader" not in larger(captured(Branches(enough + 8), 32, 2, 2))
+
+
 def job(precision: dict[str, Any], target: str = "tensorrt_rtx", **build: Any) -> Job:
     return Job.model_validate(
         {
@@ -427,21 +447,32 @@ def test_the_reason_is_in_the_layers_and_the_table_is_that_of_every_placement() 
     }
 
 
+def plan(graph: Captured, precision: dict[str, Any]) -> bytes:
+    """The engine that TensorRT-RTX makes, of made-up thresholds."""
+    from trtpipe.trt.isolated import build_isolated
+
+    one, table = job(precision), {key: 1 + k / 7 for k, key in enumerate(prepare(graph).observers)}
+    keep = keep_of(one, graph)
+    made = quantize(graph, int8=one.precision.int8_mode, half=torch.float16, keep=keep, amax=table, ranges={})
+    return build_isolated(to_onnx(made), one.build, progress=Silent(), precision=one.precision).data
+
+
+FP16 = {"fp16_mode": True}
+
+
 @pytest.fixture(scope="module")
 def engines() -> dict[str, bytes]:
     """Plans of a chain of convolutions, whose first two are large enough to gain from INT8, by placement."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
-    from trtpipe.trt.isolated import build_isolated
-
     graph = captured(chain([640, 640, 640, 64, 64, 64]), 640, 4, 4)
-    table = {key: 1 + k / 7 for k, key in enumerate(prepare(graph).observers)}
-    plans = {}
-    for name, precision in {"fp16": {"fp16_mode": True}, "auto": BOTH, "all": {**BOTH, "placement": "all"}}.items():
-        one = job(precision)
-        keep = keep_of(one, graph)
-        made = quantize(graph, int8=one.precision.int8_mode, half=torch.float16, keep=keep, amax=table, ranges={})
-        plans[name] = build_isolated(to_onnx(made), one.build, progress=Silent(), precision=one.precision).data
-    return plans
+    ways = {"fp16": FP16, "auto": BOTH, "all": {**BOTH, "placement": "all"}}
+    return {name: plan(graph, precision) for name, precision in ways.items()}
+
+
+def test_a_concat_of_small_convolutions_makes_no_engine_larger() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+    graph = captured(nn.Sequential(chain([640, 640, 32]), Branches(1600)), 640, 4, 4)
+    assert len(plan(graph, BOTH)) < min(len(plan(graph, FP16)), len(plan(graph, {**BOTH, "placement": "all"})))
 
 
 def test_the_int8_engine_is_smaller_than_that_of_fp16_and_of_all_in_int8(engines: dict[str, bytes]) -> None:

@@ -361,10 +361,13 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
     """The network as TorchScript; what torch.jit raises where it cannot make it."""
     import torch
 
+    from trtpipe.model.caught import require_no_caught_errors
+
     if kind == "script":
         scripted: torch.nn.Module = torch.jit.script(loaded.module.network).eval()
         return scripted
     example = example_inputs(loaded.inputs, whole=_whole(loaded))
+    require_no_caught_errors(loaded.module, sent(example, device))
     with torch.inference_mode():
         traced: torch.jit.ScriptModule = torch.jit.trace(loaded.module, sent(example, device), check_trace=False)  # type: ignore[no-untyped-call]
         plain_float32(traced)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtpipe.errors import first_line
@@ -14,7 +15,16 @@ _NOT_THE_USERS = ("torch", "trtpipe", "torchao", "onnx", "onnxscript", "sympy")
 
 def place_of(error: BaseException) -> str:
     """`net.py:14 (y = self.head(x))`, the innermost line of the user's own code; empty when there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    return _place(traceback.extract_tb(error.__traceback__))
+
+
+def place_here() -> str:
+    """`place_of` what is running."""
+    return _place(traceback.extract_stack())
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    for frame in reversed(frames):
         path = Path(frame.filename)
         if not _is_the_users(path):
             continue

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.files import is_torchscript
+from calib.files import as_text, is_torchscript
 from calib.process_state import put_back
 from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
@@ -94,6 +94,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     network = _plain(network, model.factory)
     held = (*network.named_modules(), *network.named_parameters(), *network.named_buffers())
     _require_names([name for name, _ in held], "model.factory")
+    _require_utf8_files({type(m).__module__ for m in network.modules()})
     if model.weights is not None:
         load_weights(network, Path(model.weights))
     if absent := [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]:
@@ -152,6 +153,16 @@ def _require_names(names: Iterable[str], where: str) -> None:
         raise InputError(
             f"{where}: no module, parameter or buffer may be named by a keyword of Python (got {odd}), which "
             "torch.export cannot write. Name it another, as class_."
+        )
+
+
+def _require_utf8_files(modules: Iterable[str]) -> None:
+    """Refuse code in files whose names Python does not read as UTF-8: PyTorch, which notes them, cannot write them."""
+    files = (str(getattr(sys.modules.get(name), "__file__", "")) for name in sorted(modules))
+    if odd := next((file for file in files if as_text(file) != file), None):
+        raise InputError(
+            f"model.factory: its code must lie in folders whose names are UTF-8 (got {as_text(odd)}). Rename the "
+            "folder, or, if its name is UTF-8, unset PYTHONUTF8 and set LC_ALL=C.UTF-8."
         )
 
 

@@ -104,15 +104,10 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
     """Bindings are cast within a kind of number, or to a wider kind: a mask to integers or floats, integers to floats.
 
     Raises:
-        InputError: a float output is declared an integer, or an integer one a truth value; or one is quantized.
+        InputError: a float output is declared an integer, or an integer one a truth value.
     """
     kinds = "bif"  # NumPy's letters
     for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
-        if tensor.is_quantized:
-            raise InputError(
-                f"outputs.{name}: must be a plain tensor (got {str(tensor.dtype).removeprefix('torch.')}, quantized). "
-                "Return dequantize() of it."
-            )
         own = str(tensor.dtype).removeprefix("torch.")
         if kinds.index(np.dtype(wanted).kind) < kinds.index(np.dtype(own).kind.replace("u", "i")):
             legal = "float32 or float16" if tensor.is_floating_point() else f"{own} or a float type"
@@ -168,17 +163,41 @@ class _MadeUp:
                 f"{typed_line(error)}. {_help(module, self.inputs, sizes, error)}"
             ) from error
         for name, value in zip(module.output_names, outputs, strict=True):
-            if value.is_complex():
-                raise InputError(
-                    f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no "
-                    "engine returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
-                )
-            if value.layout != torch.strided:
-                raise InputError(
-                    f"outputs.{name}: must be a dense tensor (got {str(value.layout).removeprefix('torch.')}, which no "
-                    "engine returns). Return y.to_dense() in the model."
-                )
+            _require_plain(name, value)
         return outputs
+
+
+#: The dtypes that outputs may have in the model, by name.
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+
+
+def _require_plain(name: str, value: torch.Tensor) -> None:
+    """Refuse an output that is no plain array of numbers in memory: no engine returns it.
+
+    Raises:
+        InputError: it is complex, quantized, sparse, nested or without data, or of another dtype than `_DTYPES`.
+    """
+    import torch
+
+    dtype = str(value.dtype).removeprefix("torch.")
+    must, got, step = "", dtype, ""
+    if value.is_complex():
+        must, step = "real numbers", "Return torch.view_as_real(y), y.abs() or y.real in the model"
+    elif value.is_quantized:
+        must, got, step = "a plain tensor", f"{dtype}, quantized", "Return dequantize() of it"
+    elif value.is_nested:
+        must, got, step = "a dense tensor", "a nested one", "Return y.to_padded_tensor(0.0) in the model"
+    elif value.layout != torch.strided:
+        must, got, step = "a dense tensor", str(value.layout).removeprefix("torch."), "Return y.to_dense() in the model"
+    elif value.device.type == "meta":
+        must, got, step = "a tensor with values", "one on the meta device", "Compute it where the inputs are"
+    elif dtype not in _DTYPES:
+        must, step = "floats, integers or truth values of 8 to 64 bits", "Return y.float() in the model"
+    if must:
+        raise InputError(f"outputs.{name}: must be {must} (got {got}, which no engine returns). {step}.")
 
 
 def _dynamic(inputs: Sequence[TensorSpec]) -> dict[str, DimRange]:

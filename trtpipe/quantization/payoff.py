@@ -35,7 +35,8 @@ and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; bench
         residual add itself. In INT8 it writes floats, and one such kernel scales them, adds, activates and rounds to
         INT8 for what follows; so does the output of an FP16 operation that an INT8 one reads. 74 kernels of MobileNetV3
         were 10.7 of the 16.7 MB of its INT8 engine, 20 kernels 2.9 of the 13.9 MB in FP16. Each is a pass over memory
-        too. Where a kernel stands anyway (a batch norm that is not folded, a layer norm, a concat), rounding is free.
+        too. Where a kernel stands anyway (a batch norm that is not folded, a layer norm), rounding is free; a concat is
+        none.
 
         In FP8 the same networks have as many kernels: 5 in both for four convolutions or linears with a ReLU, GELU or
         residual add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no
@@ -89,7 +90,7 @@ ROW_BYTES = 16
 LEAST_GAIN = 0.01
 #: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
 OWN_KERNEL = (
-    "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
+    "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
     "layer_norm", "native_layer_norm",
 )  # fmt: skip
 
@@ -271,13 +272,13 @@ def makes_larger(
         certain: those that are in any case: their kernels stand.
     """
     behind, free = _kernels(graph)
-    free |= {*certain, *(behind[s.producer] for s in sites if s.consumer in certain and s.producer in behind)}
+    free |= {*certain, *(k for s in sites if s.consumer in certain for k in behind.get(s.producer, ()))}
     saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
     network = networkx.DiGraph()
     network.add_nodes_from(("weights", "kernels"))
     for node in nodes:
         network.add_edge("weights", node, capacity=saves.get(node, 0))
-        reads = {behind[s.producer] for s in sites if s.consumer is node and s.producer in behind}
+        reads = {k for s in sites if s.consumer is node for k in behind.get(s.producer, ())}
         for kernel in ({node} | reads) - free:
             network.add_edge(node, ("kernel", kernel))  # no capacity: without limit
             network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
@@ -309,13 +310,15 @@ def moves_more(
         network.add_edge("operations", node, capacity=in_half - in_eight + inputs[2] - inputs[1])
         network.add_edge(node, "passes", capacity=LEAST_GAIN * in_half)
         for x in read:
-            producer = behind.get(x)
-            if producer is None or producer.op == "placeholder" or producer in free or producer in certain:
-                continue  # a kernel that stands anyway writes 8 bits; inputs of the network are converted in any case
-            # Otherwise it is written in FP16, read again and written in 8 bits.
-            network.add_edge(node, ("pass", x))
-            there = producer if producer in nodes else "passes"
-            network.add_edge(("pass", x), there, capacity=2 * _bytes(graph, x, node, 2))
+            producers = behind.get(x, ())
+            for producer in producers:
+                if producer.op == "placeholder" or producer in free or producer in certain:
+                    continue  # a kernel that stands anyway writes 8 bits; what comes in is converted in any case
+                # Otherwise it is written in FP16, read again and written in 8 bits.
+                network.add_edge(node, ("pass", x, producer))
+                there = producer if producer in nodes else "passes"
+                part = 2 * _bytes(graph, x, node, 2) / len(producers)
+                network.add_edge(("pass", x, producer), there, capacity=part)
     _, (stays, _) = networkx.minimum_cut(network, "operations", "passes")
     return [n for n in nodes if n not in stays]
 
@@ -358,22 +361,27 @@ def _work(graph: GraphModule, node: Node, size: int) -> float:
     return padding * macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
 
 
-def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:
-    """The operation behind which each value's element-wise kernel would stand; and those where one stands anyway.
+def _kernels(graph: GraphModule) -> tuple[dict[Node, tuple[Node, ...]], set[Node]]:
+    """The operations behind which each value's element-wise kernels would stand; and those where one stands anyway.
 
     An element-wise operation counts to the last convolution, linear, matmul or input before it in execution order: what
-    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits.
+    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits. A concat is no kernel in
+    either: its parts are written to their places, in 8 bits by a kernel behind each.
     """
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
-    behind: dict[Node, Node] = {n: n for n in graph.graph.nodes if n.op == "placeholder"}
+    behind: dict[Node, tuple[Node, ...]] = {n: (n,) for n in graph.graph.nodes if n.op == "placeholder"}
     free = set()
     for node in calls(graph.graph):
         if op_name(node) in WEIGHTED or op_name(node) in MATMULS:
-            behind[node] = node
+            behind[node] = (node,)
             continue
-        before = [behind[n] for n in node.all_input_nodes if n in behind]
-        if before:
-            behind[node] = max(before, key=lambda n: order[n])
-            if op_name(node) in OWN_KERNEL:
-                free.add(behind[node])
+        before = {behind[n]: None for n in node.all_input_nodes if n in behind}
+        if not before:
+            continue
+        if op_name(node) == "cat":
+            behind[node] = tuple(dict.fromkeys(k for some in before for k in some))
+        else:
+            behind[node] = max(before, key=lambda some: max(order[k] for k in some))
+        if op_name(node) in OWN_KERNEL:
+            free |= {*behind[node]}
     return behind, free
