@@ -135,6 +135,12 @@ class Source:
         """The first `count` samples; this source itself where it has no more."""
         return self if len(self._drawn) <= count else self._of(self._origin, self._drawn[:count])
 
+    def distinct(self) -> Source:
+        """Of the samples that hold the same the first; this source itself where all differ."""
+        first = dict(reversed([*zip(self.sample_digests, self._drawn, strict=True)]))
+        kept = set(first.values())
+        return self if len(kept) == len(self._drawn) else self._of(self._origin, [i for i in self._drawn if i in kept])
+
     def without_labels(self) -> Source:
         """The same samples, of unknown class."""
         return self._relabelled(_Relabelled(self._origin, None, None))

@@ -153,6 +153,19 @@ class Origin(Protocol):
         dtypes. CalibError when it cannot be read, or arrays are bad."""
 
 
+def copies(digests: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning where samples hold what others do, by the digest of each sample by its id; empty otherwise."""
+    count = len(digests) - len(set(digests.values()))
+    if not count:
+        return ()
+    seen: dict[str, str] = {}
+    copy, of = next((n, o) for n, d in digests.items() if (o := seen.setdefault(d, n)) != n)
+    return (
+        f"{count} of {len(digests)} samples {'is a copy' if count == 1 else 'are copies'} of others and count twice "
+        f"(first: {copy}, of {of}).",
+    )
+
+
 def combine_digests(samples: dict[str, str], recipe: str) -> str:
     """sha256 hex of {sample id: content digest} in sorted order and of the recipe."""
     lines = [recipe, *(f"{name}\0{digest}" for name, digest in sorted(samples.items()))]

@@ -249,12 +249,10 @@ class CalibrationTable:
             names += ["tensors"] if table.amax.keys() != first.amax.keys() else []
             if names:
                 raise CalibError(f"merge: shards must be of one job (got different {', '.join(names)}).")
-            twice = sorted(samples.keys() & table.samples.keys())
-            if twice:
-                raise CalibError(
-                    f"merge: each sample must be in one shard (got {twice[0]!r} in two). Shard the data without "
-                    f"overlap."
-                )
+            if twice := sorted(samples.keys() & table.samples.keys()):
+                same = samples[twice[0]] == table.samples[twice[0]]
+                step = "Shard the data without overlap" if same else "They differ: give each shard's files other names"
+                raise CalibError(f"merge: each sample must be in one shard (got {twice[0]!r} in two). {step}.")
             samples |= table.samples
         parts = [t._counted() for t in tables]
         counted = {

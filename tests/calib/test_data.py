@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from calib.data import Source, draw, open_source
 from calib.errors import CalibError
 from calib.folders import unread
-from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, fit
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, copies, fit
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))
@@ -69,6 +69,23 @@ def test_the_first_samples_are_those_of_the_whole(image_folder):
     assert all_of(few)[1].tolist() == all_of(whole)[1][:3].tolist()
     assert few.digest != whole.digest
     assert whole.first(count) is whole.first(count + 1) is whole
+
+
+def test_of_samples_that_hold_the_same_the_first_is_distinct(tmp_path):
+    x = np.arange(24, dtype=np.float32).reshape(8, 3)
+    x[[2, 5, 7]] = x[[0, 1, 0]]
+    np.save(tmp_path / "x.npy", x)
+    whole = open_source(DataSpec(arrays=str(tmp_path / "x.npy")), [InputSpec("x", "float32", (3,))])
+    few = whole.distinct()
+    assert few.sample_count == 5
+    assert [n for n in whole.ids if n in few.ids] == list(few.ids)
+    rows, kept = (next(s.batches(8)).arrays["x"] for s in (whole, few))
+    assert len(kept) == 5
+    assert {tuple(row) for row in kept.tolist()} == {tuple(row) for row in rows.tolist()}
+    assert few.distinct() is few
+    (line,) = copies(dict(zip(whole.ids, whole.sample_digests, strict=True)))
+    assert line.startswith("3 of 8 samples are copies of others and count twice (first: x.npy[")
+    assert copies(dict(zip(few.ids, few.sample_digests, strict=True))) == ()
 
 
 def test_the_same_request_gives_the_same_batches(image_folder):

@@ -190,6 +190,9 @@ def test_shards_that_do_not_belong_together_are_refused():
         CalibrationTable.merge([])
     with pytest.raises(CalibError, match=r"each sample must be in one shard \(got 'b' in two\)"):
         CalibrationTable.merge([made(), made(samples=("b", "c"))])
+    other = dataclasses.replace(made(samples=("b", "c")), samples={"b": sha("another"), "c": sha("c")})
+    with pytest.raises(CalibError, match=r"\(got 'b' in two\)\. They differ: give each shard's files other names\."):
+        CalibrationTable.merge([made(), other])
     others = [
         (made(samples=("c",), digests={"weights": "w2", "graph": "g1"}), "weights"),
         (made(samples=("c",), algorithm="mse"), "algorithm"),

@@ -187,7 +187,7 @@ def test_a_job_is_not_told_of_what_its_formats_do_not_use(modes: tuple[dict[str,
     else:  # what reads it is not known yet
         mixed = (w.replace("calibration:", "calibration, with all in INT8:", 1) for w in written)
         assert table_notes(job, table) == (skipped, *mixed)
-    none = "need at least 16 calibration samples"
+    none = "need at least 16 calibration samples that differ"
     for said in table_notes(job, dataclasses.replace(table, corrections=Corrections((), {}, none)))[-1:]:
         assert said.startswith("calibration")
         assert said.endswith(f": corrections: {none}; none was made")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from calib.audit import data_warnings, doubtful_thresholds
 from calib.errors import CalibError
+from calib.samples import copies
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.pipeline.prepared import RANGE_SAMPLES
@@ -125,13 +126,14 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     if not job.precision.int8_mode:
         used = tuple(s for s in made.steps if s.kept and s.name in GRAPH_CORRECTIONS) if made is not None else ()
         lines = () if made is None else replace(made, steps=used).lines
-        return (*data_warnings(table.audit), *(f"calibration: {line}" for line in lines))
+        return (*data_warnings(table.audit), *copies(table.samples), *(f"calibration: {line}" for line in lines))
     mixed = modes_of(job.precision).narrow
     if lowered is not None:
         said = table_warnings(table, beyond_int8(lowered.layers, table, lowered.shared_scales))
     else:
         said = data_warnings(table.audit) if mixed else table.audit.warnings
     lines = () if made is None else made.lines
+    said = (*said, *copies(table.samples))
     return (*said, *(f"calibration{', with all in INT8' * mixed}: {line}" for line in lines))
 
 

@@ -22,6 +22,7 @@ from trtpipe.model.products import WEIGHTED
 from trtpipe.quantization import rounding
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections import correct as stage
+from trtpipe.quantization.corrections import samples as drawn_of
 from trtpipe.quantization.corrections import sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
@@ -261,9 +262,19 @@ def test_one_and_the_same_sample_does_no_harm(tmp_path: Path) -> None:
     assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.1
 
 
+def test_copies_of_what_a_step_was_fitted_on_do_not_judge_it(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(20, 3, 8, 8)).astype(np.float32)[np.arange(64) % 20]
+    source = samples(tmp_path, values=values)
+    drawn = drawn_of.drawn(capture(nets.loaded(uneven(), ("N", 3, 8, 8), out_shape=("N", 10))), source)
+    kinds = [{row.numpy().tobytes() for (x,) in part for row in x} for part in (drawn.fit, drawn.local, drawn.judge)]
+    assert sum(map(len, kinds)) == len(set().union(*kinds)) == 20
+    _, _, table, _ = made(uneven(), tmp_path, values=np.repeat(values[:4], 16, 0))
+    assert table.corrections.lines == ("corrections: need at least 16 calibration samples that differ; none was made",)
+
+
 def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path) -> None:
     _, plain, table, log = made(uneven(), tmp_path, count=8)
-    few = "corrections: need at least 16 calibration samples; none was made"
+    few = "corrections: need at least 16 calibration samples that differ; none was made"
     assert (table.amax, table.corrections.lines, table.corrections.arrays) == (plain.amax, (few,), {})
     assert f"{few}." in log.notes
     table.save(tmp_path / "few.json")

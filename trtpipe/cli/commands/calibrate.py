@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calib.samples import copies
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
 from trtpipe.cli.commands.options import (
@@ -92,4 +93,4 @@ def audit_lines(table: CalibrationTable) -> list[str]:
         state = "" if seen.state == "live" else f" {seen.state}"
         figures = f"{table.amax[key]:>10.4g} {most:>10.4g} {100 * seen.clipped:>6.2f} % {sqnr:>8} {halves:>7}"
         lines.append(f"{key:<{width}} {figures}{state}")
-    return [*lines, *(f"warning: {w}" for w in audit.warnings)]
+    return [*lines, *(f"warning: {w}" for w in (*audit.warnings, *copies(table.samples)))]

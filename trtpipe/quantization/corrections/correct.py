@@ -75,7 +75,7 @@ def correct(
     """
     samples = drawn(captured, source)
     if samples is None:
-        return _uncorrected(table, f"need at least {LEAST_SAMPLES} calibration samples", progress)
+        return _uncorrected(table, f"need at least {LEAST_SAMPLES} calibration samples that differ", progress)
     placements = [p for p in placements if p.of(captured).sites]
     if not placements:
         return _uncorrected(table, "no operation will be in INT8", progress)

@@ -32,7 +32,11 @@ class Samples:
 
 
 def drawn(captured: Captured, source: Source) -> Samples | None:
-    """The first samples of the source, every eighth batch apart; None when there are too few."""
+    """The first samples of the source that differ, every eighth batch apart; None when there are too few.
+
+    A copy of what a step was fitted on would judge it as if it were unseen.
+    """
+    source = source.distinct()
     specs = captured.inputs
     size = max(1, min(BATCH, source.sample_count // 8))
     how, batches = Batching(specs, captured.outputs, size), list[BatchTensors]()
