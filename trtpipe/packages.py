@@ -195,6 +195,11 @@ def absence(*modules: str) -> str:
     return ", and ".join(said)
 
 
+def without(module: str) -> str:
+    """What a module that no metadata tells of is: not installed, or there without."""
+    return "here without package metadata (dist-info)" if present(module) else "not installed"
+
+
 def _listed_as(names: Sequence[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last} are" if most else f"{last} is"

@@ -91,8 +91,22 @@ def test_nothing_is_installed(machine):
         "pip install 'trtpipe[build]'",
         "pip install onnxruntime",
         "pip install 'trtpipe[rtx]'",
-        "pip install 'torch-tensorrt==2.14.*'",
     )
+
+
+def test_a_gpu_that_no_release_on_pypi_is_for(machine):
+    volta = Driver("12.4", (Gpu(0, "Tesla V100", "7.0", 1 << 34),))
+    found = machine(volta, packages=ALL | {"torch_tensorrt": None})
+    assert why(found, "torch_tensorrt") == (
+        "it must have TensorRT 11, which Torch-TensorRT 2.14 is built for, and Tesla V100 one before 10.5"
+    )
+    pascal = Driver("12.4", (Gpu(0, "GTX 1080", "6.1", 1 << 33),))
+    found = machine(pascal, packages=ALL)
+    assert why(found, "target tensorrt)") == (
+        "tensorrt is not installed, and PyPI has none before 10.0, which GTX 1080 (compute capability 6.1) must have"
+    )
+    old = Driver("11.0", (Gpu(0, "NVIDIA A100", "8.0", 1 << 33),))
+    assert why(machine(old, packages=ALL), "target tensorrt)").startswith("tensorrt is not installed")
 
 
 def test_a_gpu_with_everything(machine):

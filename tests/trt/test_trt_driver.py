@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import pytest
 
@@ -154,3 +155,20 @@ def test_a_gpu_is_one_of_those_that_are_visible(monkeypatch: pytest.MonkeyPatch)
     assert (driver.listed(), driver.visible(1, "--gpu")) == (None, "1")
     monkeypatch.setenv(driver.VISIBLE, "3, 5")
     assert (driver.listed(), driver.visible(0, "--gpu"), driver.visible(1, "--gpu")) == (("3", "5"), "3", "5")
+
+
+def test_a_driver_that_does_not_answer_is_waited_for_once(library, monkeypatch):
+    answered = threading.Event()
+
+    class Stuck(Cuda):
+        def _cuInit(self, flags):
+            answered.wait(60)
+
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+    cuda = library(Stuck([("L4", 8, 9, 1)]))
+    problem = "the NVIDIA driver does not answer (waited 0 s)"
+    assert [probe().problem, probe().problem] == [problem, problem]
+    assert cuda.called == ["cuInit"]
+    answered.set()
+    driver._asking[0].join()
+    assert probe().problem == ""

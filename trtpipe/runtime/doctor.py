@@ -28,6 +28,7 @@ from trtpipe.packages import (
     pip_install,
     unfit,
     version,
+    without,
 )
 from trtpipe.routes import options as route_options
 from trtpipe.routes.options import FRONTENDS, REQUIREMENTS, unfit_release
@@ -228,7 +229,10 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
     def on(here: Gpu) -> Ability:
         install = tensorrt_command("tensorrt", gpu.cuda, here.compute_capability, jetson=jetson)
         if "tensorrt" not in tensorrts:
-            return Ability(both, False, absence("tensorrt"), install)
+            wanted = releases_wanted(here.compute_capability, str(flavour.NEWEST_MAJOR["tensorrt"]))
+            this = f"{wanted}, which {here.name} (compute capability {here.compute_capability}) must have"
+            none = "" if install else f", and PyPI has none {this if wanted else 'for this driver'}"
+            return Ability(both, False, absence("tensorrt") + none, install)
         distribution, release = tensorrts["tensorrt"]
         if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
             return Ability(both, False, f"TensorRT {release} is older than {flavour.oldest('tensorrt')}", install)
@@ -274,15 +278,18 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
     """Route torch_tensorrt needs a GPU even to build: Torch-TensorRT reads every engine back after building it."""
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
+    if gpu.problem:
+        return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
     if frontend is None:
+        needed = REQUIREMENTS["torch_tensorrt"].releases["tensorrt"]
+        if wanted := releases_wanted(gpu.devices[0].compute_capability, ".".join(map(str, needed.first))):
+            return Ability(what, False, f"it must have TensorRT {needed.said}, and {gpu.devices[0].name} one {wanted}")
         if torch is not None and parse_release(torch) != parse_release(TORCH_TENSORRT):
             reason = f"Torch-TensorRT {TORCH_TENSORRT}, whose arguments are known, needs torch "
             return Ability(what, False, f"{reason}{TORCH_TENSORRT} (got {torch})")
         if "tensorrt" in tensorrts and (why := unfit_release("torch_tensorrt", "tensorrt", tensorrts["tensorrt"][1])):
             return Ability(what, False, why)  # to install it would replace the TensorRT that is here
         return Ability(what, False, absence("torch_tensorrt"), install_command("torch-tensorrt"))
-    if gpu.problem:
-        return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
     here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
     if here is None:
         reason = f"{frontend.distribution} {frontend.version} needs {frontend.target}, which is not installed"
@@ -302,7 +309,7 @@ def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str
         notes.append(
             f"{tensorrts['tensorrt'][0]} holds no TensorRT libraries: they must come from the system, as JetPack's do"
         )
-    if jetson and gpu.devices:
+    if gpu.devices:
         here = gpu.devices[0].compute_capability
         notes += dict.fromkeys(
             p.note for p in PLATFORMS.values() if p.note and same_capability(p.compute_capability, here)
@@ -327,7 +334,7 @@ def lines(diagnosis: Diagnosis) -> tuple[str, ...]:
             f"{gpu.memory_bytes / 2**30:.1f} GiB, {can}"
         )
     for target in ("tensorrt", "tensorrt_rtx"):
-        shown.append(f"{target:<12} {diagnosis.tensorrts.get(target, 'not installed')}")
+        shown.append(f"{target:<12} {diagnosis.tensorrts.get(target) or without(target)}")
     have = [f"{n} {v}" for n, v in diagnosis.packages.items() if v]
     lack = [n for n, v in diagnosis.packages.items() if not v]
     shown.append(f"packages     {', '.join(have) or 'none'}")

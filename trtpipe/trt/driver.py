@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,12 @@ _FUNCTIONS = (
 
 #: The environment variable by which CUDA is told what GPUs a process may see.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+#: Seconds that the driver has to answer; one that starts a GPU of a large machine takes some.
+PATIENCE = 60.0
+#: The thread that asks it, in which a driver that does not answer stays.
+_asking: list[threading.Thread] = []
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,18 @@ class Driver:
 def probe() -> Driver:
     """The driver's CUDA version and GPUs, or the reason why there are none. Never raises.
 
-    It calls cuInit: a process that will fork workers which use CUDA must not probe before it forks.
+    It calls cuInit: a process that will fork workers which use CUDA must not probe before it forks. A driver whose
+    kernel module is stuck answers never: it is waited for once in a process, for `PATIENCE`.
     """
+    found: list[Driver] = []
+    if not any(thread.is_alive() for thread in _asking):
+        _asking[:] = [threading.Thread(target=lambda: found.append(_probed()), name="probe", daemon=True)]
+        _asking[0].start()
+        _asking[0].join(PATIENCE)
+    return found[0] if found else Driver(problem=f"the NVIDIA driver does not answer (waited {PATIENCE:.0f} s)")
+
+
+def _probed() -> Driver:
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:
