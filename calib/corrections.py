@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,8 @@ from calib.errors import CalibError
 from calib.files import read_regular
 from calib.types import Array
 
+#: Steps that change thresholds: those of another algorithm undo them.
+OF_THRESHOLDS = ("ranges", "thresholds")
 #: Name of a step or of a digest: what the caller calls it.
 StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Decibels = Annotated[float, Field(allow_inf_nan=False)]
@@ -63,6 +65,15 @@ class Corrections:
     def lines(self) -> tuple[str, ...]:
         """What was tried, each step by itself, or why nothing was."""
         return (*map(str, self.steps), *([f"corrections: {self.none}; none was made"] if self.none else ()))
+
+    def for_thresholds_of(self, algorithm: str) -> Corrections:
+        """The same beside the thresholds of an algorithm, which undo the steps that moved thresholds."""
+        undone = {s.name: f"{s.detail}; undone by thresholds of {algorithm}" for s in self.steps if s.kept}
+        steps = tuple(
+            s.model_copy(update={"kept": False, "detail": undone[s.name]}) if s.kept and s.name in OF_THRESHOLDS else s
+            for s in self.steps
+        )
+        return replace(self, steps=steps)
 
     @cached_property
     def packed(self) -> bytes:

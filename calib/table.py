@@ -164,7 +164,8 @@ class CalibrationTable:
             self._counted(), algorithm, percentile, self.digests, self.samples, self.recipe,
             self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
         )  # fmt: skip
-        return replace(table, corrections=self.corrections)
+        made = self.corrections
+        return replace(table, corrections=None if made is None else made.for_thresholds_of(algorithm))
 
     def corrected(self, amax: Mapping[str, float], corrections: Corrections) -> CalibrationTable:
         """The table with the thresholds `amax` in place of its own, which belong to a model with `corrections`.

@@ -20,7 +20,8 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 # Before what takes a moment to import: an interrupt ends that without a traceback. Not in a process begun by
 # multiprocessing, which imports the program's module too, and never calls main().
 _BEGUN_BY_IT = "multiprocessing.spawn" in sys.modules
-_HANDLERS = {n: signal.getsignal(n) for n in (() if _BEGUN_BY_IT else (signal.SIGINT, signal.SIGTERM))}
+_STOPPING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # of `trtpipe.cli.interrupts`
+_HANDLERS = {n: signal.getsignal(n) for n in (() if _BEGUN_BY_IT else _STOPPING)}
 for _number, _handler in _HANDLERS.items():
     if _handler is not signal.SIG_IGN:  # as of `nohup`
         signal.signal(_number, _interrupted)

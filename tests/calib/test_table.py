@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calib.algorithms import ALGORITHMS, threshold
+from calib.corrections import Corrections, Step
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
@@ -188,7 +189,8 @@ def test_merged_shards_equal_the_whole(shards):
 def test_shards_that_do_not_belong_together_are_refused():
     with pytest.raises(CalibError, match=r"at least one table is needed"):
         CalibrationTable.merge([])
-    with pytest.raises(CalibError, match=r"each sample must be in one shard \(got 'b' in two\)"):
+    overlap = r"^merge: each sample must be in one shard \(got 'b' in two\)\. Shard the data without overlap\."
+    with pytest.raises(CalibError, match=overlap):
         CalibrationTable.merge([made(), made(samples=("b", "c"))])
     other = dataclasses.replace(made(samples=("b", "c")), samples={"b": sha("another"), "c": sha("c")})
     with pytest.raises(CalibError, match=r"\(got 'b' in two\)\. They differ: give each shard's files other names\."):
@@ -403,3 +405,13 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         made().save(tmp_path / "calibration.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_that_moved_thresholds_are_undone_by_those_of_another_algorithm():
+    steps = tuple(
+        Step(name=n, kept=True, before_db=1.0, after_db=2.0, detail="x") for n in ("ranges", "thresholds", "rounding")
+    )
+    table = dataclasses.replace(made(), corrections=Corrections(steps, {}))
+    found = table.recomputed("mse").corrections
+    assert [(s.name, s.kept) for s in found.steps] == [("ranges", False), ("thresholds", False), ("rounding", True)]
+    assert [s.detail for s in found.steps] == ["x; undone by thresholds of mse"] * 2 + ["x"]

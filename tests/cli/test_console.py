@@ -15,6 +15,7 @@ import pytest
 
 from trtpipe.cli import console, interrupts
 from trtpipe.cli.console import Console
+from trtpipe.cli.interrupts import STOPPING
 from trtpipe.errors import BuildError, Cancelled
 from trtpipe.progress import Reporter
 
@@ -156,7 +157,7 @@ def test_an_interrupt_that_native_code_turned_into_an_error_of_its_own_is_an_int
     assert "capture                  interrupted after" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_stage_that_polls_stops_by_itself(number, capsys):
     reached = []
     with pytest.raises(Cancelled), Console().watching() as reporter, reporter.stage("build"):

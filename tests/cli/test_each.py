@@ -13,6 +13,7 @@ import pytest
 
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.each import Result, Work, each
+from trtpipe.cli.interrupts import STOPPING
 from trtpipe.cli.main import main
 from trtpipe.errors import BUG, InputError, TrtpipeError
 
@@ -111,7 +112,7 @@ def test_what_a_single_jobs_code_has_begun_ends_without_a_word(world: Path, tmp_
     assert not nights.running(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_the_command_is_stopped_with_the_process_of_a_job(world: Path, tmp_path: Path, number: signal.Signals) -> None:
     jobs = [awkward(world, "waits"), nights.write_job(world, "good")]
     process = nights.start("build", *jobs, cwd=tmp_path)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from trtpipe.cli.interrupts import STOPPING
+
 #: A signal at the first call of a Python function below the import of `module`, and what becomes of it.
 PROGRAM = """
 import signal, sys, time
@@ -39,7 +41,7 @@ except KeyboardInterrupt:
 NATIVE = 'getattr(frame.f_locals.get("self"), "name", None) == "onnx.onnx_cpp2py_export"'
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_native_module_is_imported_to_its_end(number):
     """onnx's module calls Python while it initializes itself, and ends the process when that raises."""
     program = PROGRAM.format(below=NATIVE, number=int(number), module="onnx")
@@ -83,7 +85,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_an_end_is_not_interrupted_with_a_traceback(number):
     """A terminal's Ctrl-C reaches both processes of a command, of which one passes it on: it comes twice."""
     program = ENDING.format(number=int(number))

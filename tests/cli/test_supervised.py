@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import trtpipe
+from trtpipe.cli.interrupts import STOPPING
 
 CALLED = (
     "trtpipe: the process ended before the command did (exit code {}): code of the job, or a library, called os._exit, "
@@ -46,7 +47,7 @@ ENDS = {
     # Sent to both processes, the second comes at any moment: also where nothing treats it any more.
     "os.kill(os.getpid(), signal.SIGTERM)": (130, ""),
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)": (130, ""),
-    "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGHUP)": (129, ""),
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGHUP)": (130, ""),
     # A process that the command leaves behind keeps nothing waiting.
     "subprocess.Popen(['sleep', '20'], close_fds=False, stdout=-3, stderr=-3); os._exit(0)": (2, CALLED.format(0)),
 }  # fmt: skip
@@ -110,7 +111,7 @@ def test_a_machine_reads_the_same() -> None:
     assert json.loads(done.stdout) == {"error": CALLED.format(0)[:-1], "exit_code": 2}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("whom", ["parent", "group"])
 def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> None:
     # A signal that strikes right before a long sleep would be seen at its end only.
@@ -172,7 +173,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("module", ["trtpipe.cli", "click", "trtpipe.errors", "trtpipe.cli.console"])
 def test_an_interrupt_while_the_program_is_imported_ends_it_as_a_later_one_does(
     module: str, number: signal.Signals

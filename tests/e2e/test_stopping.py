@@ -9,6 +9,7 @@ import time
 import pytest
 
 from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.interrupts import STOPPING
 from trtpipe.cli.starter import starter
 
 pytestmark = pytest.mark.acceptance
@@ -59,7 +60,7 @@ def test_killed_at_20_random_moments(folder, seconds):
     assert [path.name for path in (folder / "out").iterdir() if "first" in path.name and path.is_dir()] == ["first"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.usefixtures("seconds")
 def test_interrupted_in_every_stage(number, folder):
     moments = random.Random(11)

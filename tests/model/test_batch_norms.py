@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trtpipe.errors import BuildError
 from trtpipe.model.capture import capture
 from trtpipe.quantization.quantize import prepare
 
@@ -118,3 +119,17 @@ def test_parameters_computed_from_the_input(which: int | None) -> None:
         wanted = network(x)
     captured = capture(nets.loaded(network, out_shape=("N", 8, 6, 6)))
     torch.testing.assert_close(captured.graph(x)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_in_training_mode_is_refused() -> None:
+    class Training(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.norm.train()
+            return self.norm(self.conv(x)).mean((2, 3))
+
+    with pytest.raises(BuildError, match=r"^capture: norm is a norm in training mode, whose running statistics"):
+        capture(nets.loaded(Training()))

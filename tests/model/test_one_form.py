@@ -81,3 +81,31 @@ def test_other_factors_stay(run: Callable[[torch.Tensor], torch.Tensor]) -> None
 
 def test_a_batched_product_is_a_matmul() -> None:
     assert operations(lambda x: torch.bmm(x, x.mT), 3, 4)["matmul"] == 1
+
+
+@pytest.mark.parametrize(
+    "cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, lambda i, h: nn.RNNCell(i, h, nonlinearity="relu")]
+)
+def test_a_recurrent_cell_is_linears(cell: Callable[[int, int], nn.Module]) -> None:
+    made = cell(4, 5)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        state = None
+        for t in range(3):
+            state = made(x[:, t], state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+    assert operations(run, 3, 4)["linear"] == 6
+
+
+def test_a_mask_that_leaves_each_row_something_is_no_choice() -> None:
+    """Made in forward or given to every sample, a causal mask needs no zeros in the place of rows without any."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.triu(torch.full((3, 3), -torch.inf), 1).unsqueeze(0).expand(x.shape[0], 3, 3)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    assert "where" not in operations(run, 3, 4)
+    assert "where" in operations(
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x @ x.mT > 0), 3, 4
+    )

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a command: an exception, wherever that is safe."""
+"""What Ctrl-C, SIGTERM and the end of a terminal do to a command: an exception, wherever that is safe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from types import FrameType
 
 from trtpipe.errors import Cancelled
 
+#: What ends a command that can still undo what it has begun: SIGHUP comes from a terminal that is closed, and from ssh.
+STOPPING = tuple(s for n in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, n, None)) is not None)
 #: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
 #: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
 _ONCE_S = 0.25
@@ -23,7 +25,7 @@ _AGAIN_S = 0.02
 
 @contextmanager
 def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: bool = False) -> Iterator[None]:
-    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so. After the
+    """Call `interrupt` on the signals of `STOPPING` until the end of the block; one that is ignored stays so. After the
     `last` block of a process that is about to end, one that is no other's twin ends it at once: what Python still calls
     would print where it was.
 
@@ -59,7 +61,7 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: 
     sys.unraisablehook = unraisable
     before: dict[signal.Signals, signal._HANDLER] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
                 before[number] = signal.signal(number, once)
     except ValueError:  # not in the main thread, which owns the signals

@@ -16,18 +16,19 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtpipe.cli import console
+from trtpipe.cli.interrupts import STOPPING
 from trtpipe.errors import Cancelled, ExitCode, InputError
 
-#: Passed on to the command. A terminal sends them to both processes; then they are not passed on again.
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 #: Whoever ends the command by one of these knows it.
-_ASKED_FOR = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
+_ASKED_FOR = frozenset({*STOPPING, signal.SIGQUIT, signal.SIGPIPE})
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
 _PR_SET_PDEATHSIG = 1
 
 
 def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     """The exit code of `command`, run in a child process; in the child, what `command` returns.
+
+    What stops it is passed on to the child, but for what a terminal sends to both.
 
     No standard stream may be closed (`results.fill_closed_streams`): its descriptor would be the way back.
 
@@ -37,7 +38,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     if not hasattr(signal, "sigwaitinfo"):  # no Linux
         return command()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGCHLD})
     reading, writing = os.pipe()
     parent = os.getpid()
     try:
@@ -76,8 +77,8 @@ def _wait(child: int) -> tuple[int, bool]:
     """The exit code of the child, negative when a signal ended it, and whether it had been asked to stop."""
     stopped = False
     while True:
-        received = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
-        if received.si_signo in _PASSED_ON:
+        received = signal.sigwaitinfo({*STOPPING, signal.SIGCHLD})
+        if received.si_signo in STOPPING:
             stopped = True
             if received.si_code != _FROM_THE_KERNEL:
                 os.kill(child, received.si_signo)
@@ -96,7 +97,7 @@ def _judged(ended: int, reached: bytes, *, stopped: bool) -> ExitCode:
         number = signal.Signals(-ended)
         if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
             return ExitCode(reached[0])
-        if number in _PASSED_ON:  # before the command could answer it, or once more after it had
+        if number in STOPPING:  # before the command could answer it, or once more after it had
             return Cancelled.exit_code
         if stopped and number not in _ASKED_FOR:
             _say(f"interrupted: the process was ended by {number.name} while it stopped.", Cancelled.exit_code)

@@ -7,13 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+from trtpipe.errors import BuildError
+from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Batch norms, and where the epsilon is among their arguments; the first four behind x are the same.
 BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+
+
+def require_settled(graph: torch.fx.GraphModule) -> None:
+    """Refuse norms in training mode that keep running statistics: PT2E would fold those in as if they were used.
+
+    Raises:
+        BuildError: there is one.
+    """
+    for node in calls(graph.graph):
+        if op_name(node) == "_native_batch_norm_legit_functional" and node.args[5]:
+            raise BuildError(
+                f"capture: {module_path(node) or 'the model'} is a norm in training mode, whose running statistics "
+                "change with each call. Leave it in eval mode, or make it with track_running_stats=False."
+            )
 
 
 def unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,9 @@ def capture(loaded: LoadedModel) -> Captured:
     import torch
 
     from trtpipe.model import graph_digest
-    from trtpipe.model.batch_norms import fuse_linear_bn, spell_out_batch_norms, unpaired
+    from trtpipe.model.attention import spell_out_attention
+    from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired
+    from trtpipe.model.cells import spell_out_cells
     from trtpipe.model.factors import join_factors
     from trtpipe.model.marks import take_off
     from trtpipe.model.nodes import calls
@@ -51,6 +52,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_quantizers(graph)
     _require_no_writes(graph)
     _require_no_projections(graph)
+    require_settled(graph)
     widening, rounding = widened(graph)
     fold_constants(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
@@ -64,7 +66,8 @@ def capture(loaded: LoadedModel) -> Captured:
             "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
             "Check that model.factory returns the network that was meant."
         )
-    _spell_out_attention(graph)
+    spell_out_attention(graph)
+    spell_out_cells(graph)
     _spell_out_products(graph)
     _spell_out_integer_divisions(graph)
     spell_out_einsums(graph)
@@ -234,35 +237,6 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
             node.args = (node.args[0], *map(float, node.args[1:]))
 
 
-def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
-    """Replace every scaled_dot_product_attention by `attention`, which the next export takes apart.
-
-    Raises:
-        BuildError: an attention has dropout, which makes the model's outputs random.
-    """
-    import torch
-
-    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path
-
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    for node in [n for n in calls(graph.graph) if n.target is torch.ops.aten.scaled_dot_product_attention.default]:
-        given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        if given.get("dropout_p"):
-            raise BuildError(
-                f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so "
-                "its outputs are random. Pass dropout_p=self.dropout if self.training else 0.0."
-            )
-        q, k, mask = given["query"], given["key"], given.get("attn_mask")
-        rows, columns = q.meta["val"].shape[-2], k.meta["val"].shape[-2]
-        causal = bool(given.get("is_causal"))
-        if causal and isinstance(rows, int) and isinstance(columns, int):
-            mask, causal = add_constant(graph, "causal_mask", torch.ones(rows, columns).tril().bool(), node), False
-        open_rows = causal or (is_constant(mask) and _has_no_closed_row(constant_value(graph, mask)))
-        node.target = attention
-        node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
-        node.kwargs = {}
-
-
 def _spell_out_products(graph: torch.fx.GraphModule) -> None:
     """Replace mm, addmm, baddbmm, a matmul by a constant matrix and a linear of integers by `product`, and bmm by the
     matmul that it is: linears and matmuls, which every number format knows."""
@@ -330,59 +304,3 @@ def product(
     multiplied = torch.nn.functional.linear(a, b) if weight else torch.matmul(a, b)
     scaled = multiplied if alpha == 1 else multiplied * alpha
     return scaled if added is None else scaled + (added if beta == 1 else added * beta)
-
-
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    grouped: bool,
-    open_rows: bool,
-) -> torch.Tensor:
-    """softmax(query*scale key^T + mask) value, in operations that can be quantized and kept in FP32 one by one.
-
-    What torch.nn.functional.scaled_dot_product_attention defines, without dropout. The scale is 1/sqrt(E) unless given
-    (Vaswani et al. 2017, equation 1), and is applied to the query so that FP16 holds the product.
-
-    Args:
-        query: [..., H, L, E]; key, value: [..., H or fewer, S, E].
-        mask: bool [..., L, S], False where a key is not seen, or float that is added; None for none.
-        causal: a query sees keys up to its own position.
-        scale: None for 1/sqrt(E).
-        grouped: several heads of the query share one of the key and the value (Ainslie et al. 2023).
-        open_rows: every query sees some key; otherwise one that sees none gets zeros, as in PyTorch.
-    """
-    import torch
-
-    if grouped and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.matmul(query * factor, key.transpose(-2, -1))
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if mask is None:
-        return torch.matmul(torch.softmax(scores, -1), value)
-    seen = mask if mask.dtype == torch.bool else mask != -math.inf
-    unseen = torch.finfo(torch.float32).min
-    scores = torch.where(mask, scores, unseen) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, -1)
-    if not open_rows:
-        weights = torch.where(seen.any(-1, keepdim=True), weights, 0.0)
-    return torch.matmul(weights, value)
-
-
-def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
-    """[..., H, S, E] with each head `times` in a row, [..., H * times, S, E]."""
-    *outer, heads, length, size = x.shape
-    return x.unsqueeze(-3).expand(*outer, heads, times, length, size).reshape(*outer, heads * times, length, size)
-
-
-def _has_no_closed_row(mask: torch.Tensor) -> bool:
-    """Whether every row of a mask lets some key through."""
-    import torch
-
-    seen = mask if mask.dtype == torch.bool else mask != -math.inf
-    return bool(seen.any(-1).all())

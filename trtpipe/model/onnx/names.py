@@ -23,8 +23,8 @@ def module_path(name: str, op: str, output: str, weight: str | None, metadata: d
     That is the module whose forward ran it: by the scopes that torch.onnx.export(dynamo=True) writes, or those in the
     names that TorchScript's exporter makes (`/layer1/layer1.0/conv1/Conv`). The weight's own module stands before it,
     since exporters fold a batch norm into a convolution, whose scopes are then the batch norm's; but not where it lies
-    within that module, which then computes with it by itself: `attn` runs `attn.out_proj.weight`. Without any of them
-    it is the node's name, or its output's.
+    within that module, which then computes with it by itself, as a torch.nn.MultiheadAttention does with its out_proj.
+    Without any of them it is the node's name, or its output's.
 
     Args:
         name: the node's name, which may be empty.
