@@ -138,8 +138,8 @@ def reach(so_far: float, values: torch.Tensor) -> float:
 
 
 def off(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    """The largest difference of two tensors of one shape and any dtype, as a share of the largest |wanted|, or of 1 where that is
-    more; infinity where a value is NaN."""
+    """The largest difference of two tensors of one shape and any dtype, as a share of the largest |wanted|, or of 1
+    where that is more; infinity where a value is NaN."""
     share = reach(0.0, apart(wanted, got)) / reach(1.0, wanted)
     return math.inf if math.isnan(share) else share
 
