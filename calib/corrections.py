@@ -68,12 +68,14 @@ class Corrections:
 
     def for_thresholds_of(self, algorithm: str) -> Corrections:
         """The same beside the thresholds of an algorithm, which undo the steps that moved thresholds."""
-        undone = {s.name: f"{s.detail}; undone by thresholds of {algorithm}" for s in self.steps if s.kept}
-        steps = tuple(
-            s.model_copy(update={"kept": False, "detail": undone[s.name]}) if s.kept and s.name in OF_THRESHOLDS else s
-            for s in self.steps
-        )
-        return replace(self, steps=steps)
+
+        def undone(step: Step) -> Step:
+            if not step.kept or step.name not in OF_THRESHOLDS:
+                return step
+            detail = "; ".join(filter(None, (step.detail, f"undone by thresholds of {algorithm}")))
+            return step.model_copy(update={"kept": False, "detail": detail})
+
+        return replace(self, steps=tuple(map(undone, self.steps)))
 
     @cached_property
     def packed(self) -> bytes:

@@ -22,6 +22,9 @@ _SKIPPED: list[str] = []
 # A shell that runs the tests in the background has interrupts ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup has SIGHUP ignored; with a handler, what tests start does not, and the tests themselves still outlive it.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A commit has to pass the same examples each time, `make test-random` tries others. The GPU tests need no hypothesis.
 if importlib.util.find_spec("hypothesis") is not None:
