@@ -89,3 +89,13 @@ def test_another_algorithm_keeps_the_corrections():
     table = made().corrected({}, Corrections(STEPS, ARRAYS))
     found = table.recomputed("minmax").corrections
     assert (found.steps, found.arrays) == (STEPS, ARRAYS)
+
+
+def test_steps_that_moved_thresholds_are_undone_by_those_of_another_algorithm():
+    steps = tuple(
+        Step(name=n, kept=True, before_db=1.0, after_db=2.0, detail="x") for n in ("ranges", "thresholds", "rounding")
+    )
+    table = made().corrected({}, Corrections(steps, {}))
+    found = table.recomputed("mse").corrections
+    assert [(s.name, s.kept) for s in found.steps] == [("ranges", False), ("thresholds", False), ("rounding", True)]
+    assert [s.detail for s in found.steps] == ["x; undone by thresholds of mse"] * 2 + ["x"]

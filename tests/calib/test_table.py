@@ -9,11 +9,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calib.algorithms import ALGORITHMS, threshold
-from calib.corrections import Corrections, Step
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
@@ -168,48 +167,6 @@ def test_histograms_that_were_never_written_are_said(saved, tmp_path):
     with pytest.raises(CalibError) as caught:
         CalibrationTable.load(tmp_path / "plain.json", histograms=True)
     assert str(caught.value) == f"{tmp_path / 'plain.json'}: was written without histograms. Calibrate again."
-
-
-@settings(deadline=None, max_examples=15)
-@example([[0.0], [-0.0]])
-@given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30), min_size=2, max_size=4))
-def test_merged_shards_equal_the_whole(shards):
-    def table(parts, names):
-        whole = Histogram.of(np.concatenate([np.array(p, np.float32) for p in parts]))
-        halves = (Histogram.empty(), whole)
-        return make_table({"c:input": halves}, "entropy_2", 99.99, {"weights": "w"}, {n: sha(n) for n in names}, RECIPE,
-                          len(parts), 1, {"cat": len(parts)}, ())  # fmt: skip
-
-    names = [f"sample {i}" for i in range(len(shards))]
-    merged = CalibrationTable.merge([table([part], [name]) for part, name in zip(shards, names, strict=True)])
-    assert merged == table(shards, names)
-    assert merged.histograms == table(shards, names).histograms
-
-
-def test_shards_that_do_not_belong_together_are_refused():
-    with pytest.raises(CalibError, match=r"at least one table is needed"):
-        CalibrationTable.merge([])
-    overlap = r"^merge: each sample must be in one shard \(got 'b' in two\)\. Shard the data without overlap\."
-    with pytest.raises(CalibError, match=overlap):
-        CalibrationTable.merge([made(), made(samples=("b", "c"))])
-    other = dataclasses.replace(made(samples=("b", "c")), samples={"b": sha("another"), "c": sha("c")})
-    with pytest.raises(CalibError, match=r"\(got 'b' in two\)\. They differ: give each shard's files other names\."):
-        CalibrationTable.merge([made(), other])
-    others = [
-        (made(samples=("c",), digests={"weights": "w2", "graph": "g1"}), "weights"),
-        (made(samples=("c",), algorithm="mse"), "algorithm"),
-        (made(samples=("c",), recipe="other"), "recipe"),
-        (made(samples=("c",), data=counted(0, ("conv1:input",))), "tensors"),
-    ]
-    for other, name in others:
-        with pytest.raises(CalibError, match=rf"shards must be of one job \(got different {name}\)"):
-            CalibrationTable.merge([made(), other])
-
-
-def test_merging_without_labels_has_no_coverage():
-    assert CalibrationTable.merge([made(), made(samples=("c",), coverage=None)]).audit.coverage is None
-    both = CalibrationTable.merge([made(), made(samples=("c",), coverage={"cat": 0, "emu": 3})])
-    assert both.audit.coverage == {"cat": 1, "dog": 1, "emu": 3}
 
 
 def test_no_observed_tensor_is_refused():
@@ -405,13 +362,3 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         made().save(tmp_path / "calibration.json")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_steps_that_moved_thresholds_are_undone_by_those_of_another_algorithm():
-    steps = tuple(
-        Step(name=n, kept=True, before_db=1.0, after_db=2.0, detail="x") for n in ("ranges", "thresholds", "rounding")
-    )
-    table = dataclasses.replace(made(), corrections=Corrections(steps, {}))
-    found = table.recomputed("mse").corrections
-    assert [(s.name, s.kept) for s in found.steps] == [("ranges", False), ("thresholds", False), ("rounding", True)]
-    assert [s.detail for s in found.steps] == ["x; undone by thresholds of mse"] * 2 + ["x"]

@@ -34,7 +34,7 @@ def spell_out_attention(graph: torch.fx.GraphModule) -> None:
         if causal and isinstance(rows, int) and isinstance(columns, int):
             mask, causal = add_constant(graph, "causal_mask", torch.ones(rows, columns).tril().bool(), node), False
         known = None if causal else _known(graph, _behind_moves(mask))
-        open_rows = causal or (isinstance(known, torch.Tensor) and _has_no_closed_row(known))
+        open_rows = causal or (known is not None and _has_no_closed_row(known))
         node.target = attention
         node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
         node.kwargs = {}
@@ -96,19 +96,25 @@ def _behind_moves(mask: object) -> object:
     return mask
 
 
-def _known(graph: torch.fx.GraphModule, node: object) -> object:
-    """What a node gives that depends on no input, as a mask that forward makes of sizes; None of any other."""
-    if not isinstance(node, torch.fx.Node):
-        return None
-    if is_constant(node):
-        return constant_value(graph, node)
-    if node.op != "call_function":
-        return None
-    values = {x: _known(graph, x) for x in node.all_input_nodes}
-    if any(v is None for v in values.values()):
-        return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[arg-type]
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+def _known(graph: torch.fx.GraphModule, node: object) -> torch.Tensor | None:
+    """What a node gives that depends on no input and on no chance, as a mask that forward makes of sizes; None of any
+    other."""
+    needed: set[torch.fx.Node] = set()
+    todo = [node] if isinstance(node, torch.fx.Node) else []
+    while todo:
+        x = todo.pop()
+        random = torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+        if x.op not in ("get_attr", "call_function") or random:
+            return None
+        todo += [n for n in x.all_input_nodes if n not in needed]
+        needed.add(x)
+    values: dict[torch.fx.Node, Any] = {}
+    for x in graph.graph.nodes:
+        if x in needed:
+            args, kwargs = torch.fx.map_arg((x.args, x.kwargs), values.__getitem__)
+            values[x] = constant_value(graph, x) if is_constant(x) else x.target(*args, **kwargs)
+    value = values.get(node)  # type: ignore[call-overload]
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _has_no_closed_row(mask: torch.Tensor) -> bool:

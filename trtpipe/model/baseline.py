@@ -15,9 +15,10 @@ from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
-from trtpipe.model.computing import CPU, Computation, apart, off, placed, plain_float32, reach, sent
+from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, reach, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
+from trtpipe.model.repeating import EAGER_TOLERANCE, fresh, require_repeatable, require_unchanged
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from calib.samples import Batch
     from trtpipe.values import TensorSpec
 
-#: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
-EAGER_TOLERANCE = 1e-4
 #: What the outputs of each kind of baseline have to be those of.
 _BESIDE: Mapping[BaselineKind, str] = {
     "trace": "the eager model",
@@ -101,13 +100,13 @@ def _recorded(
             args = sent([torch.from_numpy(piece[s.name]) for s in loaded.inputs], device)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 try:
-                    outputs, failed = _run(loaded, module, name, _fresh(args)), ""
+                    outputs, failed = _run(loaded, module, name, fresh(args)), ""
                 except Exception as error:
                     if name != "trace":
                         raise
                     outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
-                eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
+                eager = outputs if name == "program" and parts else loaded.module(*fresh(args))
             at_first = at_first or tuple(eager)
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
             if name == "trace" and (failed or shapes != own):
@@ -131,9 +130,9 @@ def _recorded(
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name], loaded.module)
     earlier = sent([torch.from_numpy(first[s.name]) for s in loaded.inputs], device), at_first
-    repeats = partial(_require_repeatable, loaded, args, *earlier)
     if name in ("script", "torchscript"):  # which may keep a state too, and change with the model
-        repeats()
+        require_unchanged(loaded, *earlier)
+    repeats = partial(require_repeatable, loaded, args, *earlier)
     _require_agreement(loaded, name, outputs_of_all, worst, largest, repeats)
     every = np.concatenate(labels)
     mixed = _mixed(loaded, batching, first, outputs_of_all, device)
@@ -158,7 +157,7 @@ def _require_agreement(
     outputs: Mapping[str, Array],
     worst: float,
     largest: float,
-    require_repeatable: Callable[[], None],
+    require_repeats: Callable[[], None],
 ) -> None:
     """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`."""
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
@@ -167,7 +166,7 @@ def _require_agreement(
             f"difference of {worst:.3g}, outputs up to {largest:.3g}). {_why_converted_differs(outputs)}"
         )
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
-        require_repeatable()
+        require_repeats()
         if name == "trace":
             export(loaded.module, loaded.inputs)  # what decides by values is no better off with a script
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
@@ -217,34 +216,6 @@ def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> N
         )
 
 
-def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Copies: a model may write to its inputs."""
-    return tuple(a.clone() for a in args)
-
-
-def _require_repeatable(
-    loaded: LoadedModel,
-    args: tuple[torch.Tensor, ...],
-    first: tuple[torch.Tensor, ...],
-    at_first: tuple[torch.Tensor, ...],
-) -> None:
-    """Refuse a model that gives other outputs when it is run again, at once, after other inputs, or after all that came
-    since it gave `at_first` for `first`: nothing can be compared with it."""
-    import torch
-
-    whole = _whole(loaded)
-    other = tuple(filled(a.shape, s.dtype, whole).to(a.device) for s, a in zip(loaded.inputs, args, strict=True))
-    with torch.inference_mode(), user_code("the model, run again", InputError):
-        once, again, _, later, at_last = [loaded.module(*_fresh(a)) for a in (args, args, other, args, first)]
-    for spec, a, b, c, d, e in zip(loaded.outputs, once, again, later, at_first, at_last, strict=True):
-        if any(x.shape != y.shape or off(x, y) > EAGER_TOLERANCE for x, y in ((a, b), (a, c), (d, e))):
-            raise InputError(
-                f"model: it gives other outputs for the same inputs (other values of {spec.name} when it was run "
-                "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
-                "an input and an output."
-            )
-
-
 def _mixed(
     loaded: LoadedModel,
     batching: Batching,
@@ -265,7 +236,7 @@ def _mixed(
     more = [filled([size - low, *a.shape[1:]], s.dtype, whole) for s, a in zip(loaded.inputs, pieces, strict=True)]
     args = tuple(torch.cat(both) for both in zip(pieces, sent(more, device), strict=True))
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
-        alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
+        alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*fresh(args)), strict=True)}
     notes = {}
     for name, rows in batching.rows(alone, low).items():
         wanted = outputs[name][:low]

@@ -5,6 +5,8 @@ PyTorch's exporters write them so into ONNX files, whose table and engine were o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import linear
 
@@ -13,10 +15,17 @@ from trtpipe.model.nodes import calls, op_name
 
 def spell_out_cells(graph: torch.fx.GraphModule) -> None:
     """Replace each aten.lstm_cell, gru_cell, rnn_tanh_cell and rnn_relu_cell by what it is defined as."""
-    cells = {"lstm_cell": lstm_cell, "gru_cell": gru_cell, "rnn_tanh_cell": tanh_cell, "rnn_relu_cell": relu_cell}
+    cells: dict[str, Callable[..., object]] = {
+        "lstm_cell": lstm_cell,
+        "gru_cell": gru_cell,
+        "rnn_tanh_cell": rnn_cell,
+        "rnn_relu_cell": rnn_cell,
+    }
     for node in list(calls(graph.graph)):
-        if op_name(node) in cells and "aten" in str(node.target):
-            node.target = cells[op_name(node)]  # type: ignore[assignment]
+        if (name := op_name(node)) in cells and "aten" in str(node.target):
+            node.target = cells[name]
+            if name == "rnn_relu_cell":
+                node.kwargs = {**node.kwargs, "rectified": True}
 
 
 def lstm_cell(
@@ -62,25 +71,17 @@ def gru_cell(
     return (1 - z) * n + z * hidden
 
 
-def tanh_cell(
+def rnn_cell(
     x: torch.Tensor,
     hidden: torch.Tensor,
     w_x: torch.Tensor,
     w_h: torch.Tensor,
     b_x: torch.Tensor | None = None,
     b_h: torch.Tensor | None = None,
+    *,
+    rectified: bool = False,
 ) -> torch.Tensor:
-    """What torch.nn.RNNCell computes: [N, H]; arguments as for `lstm_cell`, with one gate."""
-    return (linear(x, w_x, b_x) + linear(hidden, w_h, b_h)).tanh()
-
-
-def relu_cell(
-    x: torch.Tensor,
-    hidden: torch.Tensor,
-    w_x: torch.Tensor,
-    w_h: torch.Tensor,
-    b_x: torch.Tensor | None = None,
-    b_h: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same with relu in the place of tanh: [N, H]."""
-    return (linear(x, w_x, b_x) + linear(hidden, w_h, b_h)).relu()
+    """What torch.nn.RNNCell computes: [N, H]; arguments as for `lstm_cell`, with one gate, and a ReLU where it is
+    `rectified`, else tanh."""
+    y = linear(x, w_x, b_x) + linear(hidden, w_h, b_h)
+    return y.relu() if rectified else y.tanh()

@@ -1,0 +1,91 @@
+"""A model that does not repeat its outputs is refused: nothing can be compared with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import nets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from calib.samples import Batch
+from trtpipe.errors import InputError
+from trtpipe.model.baseline import record_baseline
+from trtpipe.progress import Silent
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+X = nets.images(5, 3, 8, 8).numpy()
+BATCHES = [
+    Batch({"x": X[:3]}, np.array([0, 1, 2]), ("a", "b", "c")),
+    Batch({"x": X[3:]}, np.array([3, 4]), ("d", "e")),
+]
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) + torch.rand_like(x[:, :, 0, 0])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mean((2, 3)) * self.calls
+
+
+class Remembering(nn.Module):
+    """Adds what it saw last: twice the same for the same inputs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, self.last = self.last, x.mean()
+        return x.mean((2, 3)) + before
+
+
+class Settling(nn.Module):
+    """Answers otherwise from some call on, and the same ever after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mean((2, 3)) * (2.0 if self.calls > 4 else 1.0)
+
+
+@pytest.mark.parametrize("kind", ["trace", "script"])
+def test_nor_is_one_that_changes_for_good(kind: Literal["trace", "script"]) -> None:
+    loaded = nets.loaded(Settling(), out_shape=("N", 3))
+    batches = [Batch({"x": X[:1]}, None, ("a",))] * 6
+    with pytest.raises(
+        InputError, match=r"^model: it gives other outputs for the same inputs \(other values of logits"
+    ):
+        record_baseline(loaded, batches, 6, batch_size=1, kind=kind, progress=Silent())
+
+
+@pytest.mark.parametrize("network", [Noisy, Counting, Remembering, lambda: nn.Sequential(Noisy(), nn.ReLU())])
+def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn.Module]) -> None:
+    loaded = nets.loaded(network(), out_shape=("N", 3))
+    with pytest.raises(InputError) as caught:
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    assert str(caught.value) == (
+        "model: it gives other outputs for the same inputs (other values of logits when it was run again). Take out "
+        "what draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
+    )
+
+
+def test_nor_is_a_program_that_does_not() -> None:
+    loaded = dataclasses.replace(nets.loaded(Noisy(), out_shape=("N", 3)), kind="program")
+    with pytest.raises(InputError, match=r"model: it gives other outputs for the same inputs \(other values of logits"):
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())

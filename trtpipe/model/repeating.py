@@ -1,0 +1,73 @@
+"""Whether a model gives the same outputs for the same inputs: nothing can be compared with one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calib.user_code import user_code
+from trtpipe.errors import InputError
+from trtpipe.model.computing import off
+from trtpipe.model.export import filled
+from trtpipe.model.output_specs import whole_value
+from trtpipe.values import LoadedModel
+
+if TYPE_CHECKING:
+    import torch
+
+#: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
+EAGER_TOLERANCE = 1e-4
+
+
+def require_repeatable(
+    loaded: LoadedModel,
+    args: Sequence[torch.Tensor],
+    first: Sequence[torch.Tensor],
+    at_first: Sequence[torch.Tensor],
+) -> None:
+    """Refuse a model that gives other outputs when it is run again, at once, after other inputs, or after all that came
+    since it gave `at_first` for `first`.
+
+    Args:
+        loaded: the model behind its bindings.
+        args, first: batches of its inputs, in their dtypes and shapes.
+        at_first: its outputs.
+
+    Raises:
+        InputError: it gives others, or its own code raised.
+    """
+    whole = whole_value(loaded.module, loaded.inputs)  # type: ignore[arg-type]
+    other = [filled(a.shape, s.dtype, whole).to(a.device) for s, a in zip(loaded.inputs, args, strict=True)]
+    once = _again(loaded, args)
+    require_unchanged(loaded, args, once)
+    _again(loaded, other)
+    require_unchanged(loaded, args, once)
+    require_unchanged(loaded, first, at_first)
+
+
+def require_unchanged(loaded: LoadedModel, args: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> None:
+    """Refuse a model that gives other outputs than `before` for a batch `args` of its inputs, of any dtypes and shapes.
+
+    Raises:
+        InputError: it does, or its own code raised.
+    """
+    for spec, a, b in zip(loaded.outputs, before, _again(loaded, args), strict=True):
+        if a.shape != b.shape or off(a, b) > EAGER_TOLERANCE:
+            raise InputError(
+                f"model: it gives other outputs for the same inputs (other values of {spec.name} when it was run "
+                "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
+                "an input and an output."
+            )
+
+
+def fresh(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Copies of tensors of any dtype and shape: a model may write to its inputs."""
+    return tuple(a.clone() for a in args)
+
+
+def _again(loaded: LoadedModel, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    with torch.inference_mode(), user_code("the model, run again", InputError):
+        outputs: tuple[torch.Tensor, ...] = loaded.module(*fresh(args))
+        return outputs
