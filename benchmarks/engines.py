@@ -4,9 +4,9 @@
 
 Each trained network of `zoo` goes down trtpipe's line once, calibrated with its defaults on the zoo's calibration
 photographs, and is compiled in FP32, FP16, INT8 and FP8. Its engine and ONNX Runtime, which executes the graph that
-was compiled as it is written, answer for the photographs that are held out. Written after each network to
-<results>/engines-<GPU>-<date>.json and .md; networks that another run of that day measured stay in them. Where no GPU
-is it ends with 3; --dry-run goes the same way without the engine.
+was compiled as it is written, answer for the photographs that are held out; by TensorRT where that is installed, else
+TensorRT-RTX. Written after each engine to <results>/engines-<GPU>-<date>.json and .md; networks that another run of
+that day measured stay in them. Where no GPU is it ends with 3; --dry-run goes the same way without the engine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu
 import gpu_page
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ COLUMNS = ("network", "precision", "engine to graph: relative L2", "largest", "S
 
 
 def main() -> int:
-    """Measure every network, and write the table after each."""
+    """Measure every network, and write the table after each engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(zoo.NETWORKS), default=list(zoo.NETWORKS))
     parser.add_argument("--samples", type=int, default=zoo.CALIBRATION_PHOTOS, help="photographs for calibration")
@@ -54,9 +56,11 @@ def main() -> int:
         return 3
     path = results_path("engines", args.results)
     for name in args.networks:
-        rows = measured(name, args.samples, executed=not problem)
-        write(path, [*rows_of(path, without=name), *rows])
-        path.with_suffix(".md").write_text(page(json.loads(path.read_text())))
+        others, rows = rows_of(path, without=name), []
+        for row in measured(name, args.samples, executed=not problem):
+            rows.append(row)
+            write(path, [*others, *rows])
+            path.with_suffix(".md").write_text(page(json.loads(path.read_text())))
     print(path.with_suffix(".md").read_text(), end="")
     return 0
 
@@ -78,8 +82,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({"machine": gpu_page.machine(), "rows": rows}, indent=1) + "\n")
 
 
-def measured(name: str, samples: int, *, executed: bool) -> list[dict[str, Any]]:
-    """A row for each precision of one network."""
+def measured(name: str, samples: int, *, executed: bool) -> Iterator[dict[str, Any]]:
+    """A row for each precision of one network, when it is measured."""
     from trtpipe.job.load import load_job
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
@@ -96,16 +100,15 @@ def measured(name: str, samples: int, *, executed: bool) -> list[dict[str, Any]]
         prepared = prepare(job, stages)
         table = calibrate(job, prepared, stages)
         labels = None if zoo.NETWORKS[name].dense else np.asarray(photos.labels)
-        rows = []
         for precision in PRECISIONS:
             began = time.perf_counter()
             try:
                 row = compared(job, prepared, table, precision, images, labels, stages, executed=executed)
             except Exception as error:  # noqa: BLE001  # whatever keeps a precision from running is its row's text
                 row = {"ended": f"{type(error).__name__}: {error}"[:2000]}
-            rows.append({"network": name, "precision": precision, **row, "seconds": time.perf_counter() - began})
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    return rows
+            row = {"network": name, "precision": precision, **row, "seconds": time.perf_counter() - began}
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            yield row
 
 
 def content(name: str) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def content(name: str) -> dict[str, Any]:
         "outputs": {"out": {}},
         "precision": {"int8_mode": True, "fp16_mode": True},
         "calibration": {"arrays": "calibration.npy", "batch_size": BATCH},
-        "build": {"target": "tensorrt_rtx", "tf32": False},
+        "build": {**gpu.target(), "tf32": False},
         "check": {"arrays": "check.npy", "batch_size": BATCH},
     }
 
