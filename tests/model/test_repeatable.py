@@ -15,6 +15,7 @@ from torch import nn
 from calib.samples import Batch
 from trtpipe.errors import InputError
 from trtpipe.model.baseline import record_baseline
+from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -89,3 +90,77 @@ def test_nor_is_a_program_that_does_not() -> None:
     loaded = dataclasses.replace(nets.loaded(Noisy(), out_shape=("N", 3)), kind="program")
     with pytest.raises(InputError, match=r"model: it gives other outputs for the same inputs \(other values of logits"):
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+
+
+class Seeded(nn.Module):
+    """Draws the same numbers each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return self.drawn(x.mean((2, 3)) + torch.randn(3))
+
+
+class Rarely(nn.Module):
+    """Answers otherwise once in a million calls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) + (torch.rand(()) < 1e-6)
+
+
+class Generating(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) * torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+
+class Dropping(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return nn.functional.dropout(x, 0.5, training=True).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", ["trace", "script"])
+@pytest.mark.parametrize(
+    ("network", "operation"),
+    [(Seeded, "randn"), (Rarely, "rand"), (Generating, "rand"), (Dropping, "(native_)?dropout")],
+)
+def test_nor_is_one_that_draws_what_an_engine_draws_otherwise(
+    network: type[nn.Module], operation: str, kind: Literal["trace", "script"]
+) -> None:
+    loaded = nets.loaded(network(), out_shape=("N", 3))
+
+    def prepared() -> None:
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind=kind, progress=Silent())
+        capture(loaded)
+
+    with pytest.raises(
+        InputError,
+        match=rf"^model: it draws random numbers in eval mode \({operation} at .*test_repeatable\.py:\d+\), and an "
+        "engine draws others than PyTorch, whatever the seed",
+    ):
+        prepared()
+
+
+class Drawing(nn.Module):
+    """Draws where it makes no difference, and has what draws in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.recurrent = nn.Dropout(0.5), nn.GRU(8, 8, 2, dropout=0.5, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.rrelu, self.alpha = nn.RReLU(), nn.AlphaDropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        y = self.recurrent(self.dropout(x.mean(2)))[0]
+        y = nn.functional.scaled_dot_product_attention(y, y, y)
+        return self.alpha(self.rrelu(self.attention(y, y, y)[0])).mean(2)
+
+
+def test_what_draws_in_training_alone_is_taken() -> None:
+    loaded = nets.loaded(Drawing().eval(), out_shape=("N", 3))
+    record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    assert capture(loaded).outputs[0].shape == ("N", 3)

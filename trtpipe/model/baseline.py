@@ -18,7 +18,7 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, reach, sent
 from trtpipe.model.export import example_inputs, export, filled
 from trtpipe.model.output_specs import whole_value
-from trtpipe.model.repeating import EAGER_TOLERANCE, fresh, require_repeatable, require_unchanged
+from trtpipe.model.repeating import EAGER_TOLERANCE, fresh, require_no_draws, require_repeatable, require_unchanged
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -168,7 +168,8 @@ def _require_agreement(
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         require_repeats()
         if name == "trace":
-            export(loaded.module, loaded.inputs)  # what decides by values is no better off with a script
+            # What decides by values or draws random numbers is no better off with a script.
+            require_no_draws(export(loaded.module, loaded.inputs).graph_module)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
             f"baseline: {BASELINES[name]} ({name}) computes something else than {_BESIDE[name]} on the check data "

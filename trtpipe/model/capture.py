@@ -11,6 +11,7 @@ from trtpipe.model.bags import spell_out_embedding_bags
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
+from trtpipe.model.repeating import require_no_draws
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
@@ -28,7 +29,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
-        InputError: the model's own code raised.
+        InputError: the model's own code raised, or it draws random numbers.
     """
     import torch
 
@@ -52,6 +53,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_quantizers(graph)
     _require_no_writes(graph)
     _require_no_projections(graph)
+    require_no_draws(graph)
     require_settled(graph)
     widening, rounding = widened(graph)
     fold_constants(graph)

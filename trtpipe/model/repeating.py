@@ -60,6 +60,40 @@ def require_unchanged(loaded: LoadedModel, args: Sequence[torch.Tensor], before:
             )
 
 
+def require_no_draws(graph: torch.fx.GraphModule) -> None:
+    """Refuse operations that draw random numbers on the way to an output, though a seed may make them repeat.
+
+    Raises:
+        InputError: there is one.
+    """
+    import torch
+
+    from trtpipe.model.nodes import op_name, source_line
+
+    reached, ways = set(), list(graph.graph.find_nodes(op="output"))
+    while ways:
+        node = ways.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        ways += node.all_input_nodes
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not _out_of_training(node):
+            at = source_line(node)
+            raise InputError(
+                f"model: it draws random numbers in eval mode ({op_name(node)}{f' at {at}' if at else ''}), and an "
+                "engine draws others than PyTorch, whatever the seed. Take that out, or make them an input."
+            )
+
+
+def _out_of_training(node: torch.fx.Node) -> bool:
+    """Whether an operation draws in training alone and is told that it does not train: dropouts, recurrent layers,
+    attention."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in arguments), node.args, strict=False))
+    values = {a.name: a.default_value for a in arguments if a.has_default_value()} | given | node.kwargs
+    return any(values.get(name) is False for name in ("train", "training")) or values.get("dropout_p") == 0
+
+
 def fresh(args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Copies of tensors of any dtype and shape: a model may write to its inputs."""
     return tuple(a.clone() for a in args)
