@@ -99,6 +99,14 @@ def test_a_recurrent_cell_is_linears(cell: Callable[[int, int], nn.Module]) -> N
     assert operations(run, 3, 4)["linear"] == 6
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_a_bilinear_layer_is_a_linear_and_a_matmul(shape: tuple[int, ...], bias: bool) -> None:
+    layer = nn.Bilinear(4, 2, 5, bias=bias)
+    found = operations(lambda x: layer(x, x[..., 1:3]), *shape)
+    assert (found["linear"], found["matmul"], found["bilinear"]) == (1, 1, 0)
+
+
 def test_a_mask_that_leaves_each_row_something_is_no_choice() -> None:
     """Made in forward or given to every sample, a causal mask needs no zeros in the place of rows without any."""
 

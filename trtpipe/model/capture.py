@@ -70,6 +70,7 @@ def capture(loaded: LoadedModel) -> Captured:
         )
     spell_out_attention(graph)
     spell_out_cells(graph)
+    _spell_out_bilinears(graph)
     _spell_out_products(graph)
     _spell_out_integer_divisions(graph)
     spell_out_einsums(graph)
@@ -271,6 +272,26 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
             name = f"{str(added.target).replace('.', '_')}_scaled"
             added, beta = add_constant(graph, name, constant_value(graph, added) * beta, node), 1
         node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
+
+
+def _spell_out_bilinears(graph: torch.fx.GraphModule) -> None:
+    """Replace each bilinear layer by a linear and the matmul behind it, as PyTorch's exporter writes it into ONNX."""
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) == "bilinear" and is_constant(n.args[2])]:
+        a, b, w, bias = (*node.args, None)[:4]
+        rows = constant_value(graph, w).transpose(1, 2).flatten(0, 1).contiguous()  # type: ignore[arg-type]
+        flat = add_constant(graph, f"{str(w.target).replace('.', '_')}_rows", rows, node)  # type: ignore[union-attr]
+        node.target, node.args, node.kwargs = bilinear, (a, b, flat, bias), {}
+
+
+def bilinear(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """sum_ij a[..., i] W[o, i, j] b[..., j] + bias[o]: [..., O]; `rows` is W as [O J, I]."""
+    import torch
+
+    matrices = torch.nn.functional.linear(a, rows).unflatten(-1, (-1, b.shape[-1]))
+    summed = torch.matmul(matrices, b.unsqueeze(-1)).squeeze(-1)
+    return summed if bias is None else summed + bias
 
 
 def _spell_out_integer_divisions(graph: torch.fx.GraphModule) -> None:
