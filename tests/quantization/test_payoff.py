@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -241,6 +242,27 @@ def test_a_reader_of_a_concat_needs_a_kernel_behind_each_part() -> None:
     assert "reader" not in larger(captured(Branches(enough + 8), 32, 2, 2))
 
 
+class Summed(nn.Module):
+    """What several convolutions, and a batch norm where it is `normed`, make of one input, summed and activated."""
+
+    def __init__(self, outputs: int, normed: bool = False) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Conv2d(outputs, outputs, 1) for _ in range(3))
+        self.norm = nn.BatchNorm2d(outputs) if normed else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        summed = self.branches[0](x) + self.branches[1](x) + self.branches[2](x)
+        return torch.relu(summed if self.norm is None else summed + self.norm(x))
+
+
+def test_convolutions_that_are_summed_need_one_kernel() -> None:
+    """One behind the three that it sums, beside the one behind what they read; and a batch norm is not another."""
+    enough = math.isqrt(2 * KERNEL_BYTES // 3)  # of channels
+    for normed in (False, True):
+        assert len(larger(captured(Summed(enough - 8, normed), enough - 8, 2, 2))) == 3
+        assert larger(captured(Summed(enough + 8, normed), enough + 8, 2, 2)) == set()
+
+
 def job(precision: dict[str, Any], target: str = "tensorrt_rtx", **build: Any) -> Job:
     return Job.model_validate(
         {
@@ -473,6 +495,13 @@ def test_a_concat_of_small_convolutions_makes_no_engine_larger() -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     graph = captured(nn.Sequential(chain([640, 640, 32]), Branches(1600)), 640, 4, 4)
     assert len(plan(graph, BOTH)) < min(len(plan(graph, FP16)), len(plan(graph, {**BOTH, "placement": "all"})))
+
+
+def test_nor_do_sums_of_small_convolutions() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+    sums = [Summed(128, normed=True) for _ in range(4)]
+    graph = captured(nn.Sequential(*chain([640, 640, 128]), *sums), 640, 4, 4)
+    assert len(plan(graph, BOTH)) < len(plan(graph, FP16))
 
 
 def test_the_int8_engine_is_smaller_than_that_of_fp16_and_of_all_in_int8(engines: dict[str, bytes]) -> None:

@@ -53,6 +53,7 @@ Nothing here changes where Q/DQ could stand: calibration tables do not depend on
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -88,11 +89,10 @@ RIDGE = 100
 ROW_BYTES = 16
 #: What P6 takes for a gain: a share of what an operation moves in FP16.
 LEAST_GAIN = 0.01
-#: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
-OWN_KERNEL = (
-    "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
-    "layer_norm", "native_layer_norm",
-)  # fmt: skip
+#: Generated kernels of their own in FP16 already, which rounding joins for nothing; but a batch norm that is added to what
+#: a later convolution computes.
+BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm")
+OWN_KERNEL = (*BATCH_NORMS, "layer_norm", "native_layer_norm")
 
 #: Of an engine with a loop P4 does not tell whether it is smaller: with FP8 one of GRUs is, and one of RNNs is not.
 RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
@@ -167,13 +167,11 @@ def gains_nothing(
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 
     def by_size(left: Collection[Node]) -> dict[Node, str]:
-        if target != "tensorrt_rtx":
-            return {}
+        left = left if target == "tensorrt_rtx" else ()
         return dict.fromkeys(makes_larger(graph, sites, left, certain), LARGER)
 
     by_traffic = dict.fromkeys(moves_more(graph, sites, [n for n in nodes if n not in by_shape], certain), TRAFFIC)
-    if len(by_shape) + len(by_traffic) < len(eight):
-        by_shape |= by_traffic
+    by_shape |= by_traffic if len(by_shape) + len(by_traffic) < len(eight) else {}
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
     if wide and len(wide) == len(eight):
@@ -271,15 +269,18 @@ def makes_larger(
         nodes: those that could be in 8 bits.
         certain: those that are in any case: their kernels stand.
     """
-    behind, free = _kernels(graph)
-    free |= {*certain, *(k for s in sites if s.consumer in certain for k in behind.get(s.producer, ()))}
+    behind, at, free = _kernels(graph)
+    free |= {
+        *(at[n] for n in certain),
+        *(k for s in sites if s.consumer in certain for k in behind.get(s.producer, ())),
+    }
     saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
     network = networkx.DiGraph()
     network.add_nodes_from(("weights", "kernels"))
     for node in nodes:
         network.add_edge("weights", node, capacity=saves.get(node, 0))
         reads = {k for s in sites if s.consumer is node for k in behind.get(s.producer, ())}
-        for kernel in ({node} | reads) - free:
+        for kernel in ({at[node]} | reads) - free:
             network.add_edge(node, ("kernel", kernel))  # no capacity: without limit
             network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
     _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
@@ -293,7 +294,7 @@ def moves_more(
 
     Args: as for `makes_larger`.
     """
-    behind, free = _kernels(graph)
+    behind, _, free = _kernels(graph)
     network = networkx.DiGraph()
     network.add_nodes_from(("operations", "passes"))
     for node in nodes:
@@ -361,27 +362,40 @@ def _work(graph: GraphModule, node: Node, size: int) -> float:
     return padding * macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
 
 
-def _kernels(graph: GraphModule) -> tuple[dict[Node, tuple[Node, ...]], set[Node]]:
-    """The operations behind which each value's element-wise kernels would stand; and those where one stands anyway.
+def _kernels(graph: GraphModule) -> tuple[dict[Node, tuple[Node, ...]], dict[Node, Node], set[Node]]:
+    """The operations behind which each value's element-wise kernels would stand; the one behind which that of each
+    convolution, linear and matmul would; and those where one stands anyway.
 
     An element-wise operation counts to the last convolution, linear, matmul or input before it in execution order: what
-    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits. A concat is no kernel in
-    either: its parts are written to their places, in 8 bits by a kernel behind each.
+    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits, the sum of several
+    convolutions too. A concat is no kernel in either: its parts are written to their places, in 8 bits by a kernel
+    behind each.
     """
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
-    behind: dict[Node, tuple[Node, ...]] = {n: (n,) for n in graph.graph.nodes if n.op == "placeholder"}
-    free = set()
+    behind: dict[Node, tuple[Node, ...]] = {n: (n,) for n in order if n.op == "placeholder"}
+    own = []
     for node in calls(graph.graph):
-        if op_name(node) in WEIGHTED or op_name(node) in MATMULS:
+        if op_name(node) in (*WEIGHTED, *MATMULS):
             behind[node] = (node,)
             continue
         before = {behind[n]: None for n in node.all_input_nodes if n in behind}
         if not before:
             continue
         if op_name(node) == "cat":
-            behind[node] = tuple(dict.fromkeys(k for some in before for k in some))
+            behind[node] = tuple(dict.fromkeys(itertools.chain(*before)))
         else:
             behind[node] = max(before, key=lambda some: max(order[k] for k in some))
         if op_name(node) in OWN_KERNEL:
-            free |= {*behind[node]}
-    return behind, free
+            own.append(node)
+
+    def joined(node: Node) -> tuple[Node, ...]:
+        """The kernels that a value is computed in whose only way leads into them."""
+        while len(ways := [u for u in node.users if u.users or u.op == "output"]) == 1:
+            if op_name(ways[0]) in (*WEIGHTED, *MATMULS, *OWN_KERNEL, "cat") or ways[0] not in behind:
+                break
+            node = ways[0]
+        return behind[node]
+
+    at = {n: joined(n)[-1] for n in behind if op_name(n) in (*WEIGHTED, *MATMULS)}
+    free = {k for n in own for k in behind[n] if not (op_name(n) in BATCH_NORMS and joined(n) != behind[n])}
+    return behind, at, free
