@@ -184,7 +184,7 @@ def test_a_folder_listed_by_its_descriptor_is_recorded(way, tmp_path):
 
 
 PRESENCE = ["os.path.exists(path)", "os.path.isfile(path)", "os.path.isdir(path)", "os.path.lexists(path)",
-            "os.path.islink(path)", "os.access(path, os.R_OK)", "path.exists()", "path.is_file()", "path.is_dir()",
+            "os.path.islink(path)", "path.exists()", "path.is_file()", "path.is_dir()",
             "os.path.realpath(path)", "list(path.glob('*.pt'))"]  # fmt: skip
 STATUS = ["os.stat(path)", "os.lstat(path)", "os.path.getsize(path)", "os.path.getmtime(path)", "path.stat()",
           "os.stat(path.name, dir_fd=fd)", "os.fstat(os.open(path, 0)) if path.exists() else os.stat(path)",
@@ -219,6 +219,45 @@ def test_every_question_for_a_path_is_recorded_and_its_answer_watched(way, kind,
     path.unlink()
     path.mkdir()
     assert value() != before
+
+
+@pytest.mark.parametrize(
+    ("way", "there"),
+    [
+        ("os.access(path, os.X_OK)", True),
+        ("os.access(path, os.X_OK)", False),
+        ("os.access(path.name, os.R_OK, dir_fd=fd)", True),
+        ("os.access(path.name, os.R_OK, dir_fd=fd)", False),
+        ("shutil.which('tool', path=folder)", True),
+    ],
+)
+def test_what_may_be_done_with_a_file_is_watched_where_that_is_asked(way, there, tmp_path):
+    path = tmp_path / "tool"
+    if there:
+        path.write_text("1")
+        path.chmod(0o644)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"path": path, "os": os, "shutil": shutil, "folder": str(tmp_path), "fd": fd})
+    os.close(fd)
+    (read,) = {i for i in recorder.reads.items if i.path == "tool"} - {Read("presence", "tool")}
+    recorder.close()
+    before = read.value(tmp_path, Digests())
+    assert (before == "absent") != there
+    path.write_text("2")
+    path.chmod(0o755)
+    may_run = read.value(tmp_path, Digests())
+    assert may_run != before
+    path.write_text("3")
+    os.utime(path, (1, 1))
+    assert read.value(tmp_path, Digests()) == may_run
+
+
+def test_the_owner_of_a_file_is_of_its_status(tmp_path):
+    (tmp_path / "a").write_text("1")
+    status = (tmp_path / "a").stat()
+    assert Read("status", "a").value(tmp_path, Digests()).endswith(f" of {status.st_uid}:{status.st_gid}")
 
 
 def test_entries_of_a_listing_are_what_they_were(tmp_path):

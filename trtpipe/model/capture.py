@@ -69,6 +69,7 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that model.factory returns the network that was meant."
         )
     spell_out_attention(graph)
+    _add_batches(graph)
     spell_out_cells(graph)
     _spell_out_bilinears(graph)
     _spell_out_products(graph)
@@ -274,6 +275,36 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
         node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
 
 
+def _add_batches(graph: torch.fx.GraphModule) -> None:
+    """Give convolutions, linears and matmuls of one sample or one vector a batch of one: all that comes later knows
+    them with a batch alone."""
+    from trtpipe.model.nodes import calls, is_constant, is_float, op_name, shape_of
+    from trtpipe.model.products import WEIGHTED
+
+    for node in [n for n in calls(graph.graph) if is_float(n) and op_name(n) in (*WEIGHTED, "matmul")]:
+        a, b = (len(shape_of(x)) for x in node.args[:2])  # type: ignore[arg-type]
+        if op_name(node) == "matmul" and 1 in (a, b) and not (b == 2 and is_constant(node.args[1])):  # `product`'s
+            node.target = matmul_of_vectors
+        elif op_name(node) in WEIGHTED and a < b:
+            node.target, node.args = of_one_sample, (op_name(node), *node.args)
+
+
+def of_one_sample(name: str, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    """An operation of torch.ops.aten that takes samples, of one: `x` has no batch dimension, nor has the result."""
+    import torch
+
+    result: torch.Tensor = getattr(torch.ops.aten, name)(x.unsqueeze(0), *others, **named).squeeze(0)
+    return result
+
+
+def matmul_of_vectors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b where either has one dimension, as torch.matmul defines it."""
+    row, column = a.dim() == 1, b.dim() == 1
+    y = product(a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b, False, None, 1, 1)
+    y = y.squeeze(-1) if column else y
+    return y.squeeze(-1 if column else -2) if row else y
+
+
 def _spell_out_bilinears(graph: torch.fx.GraphModule) -> None:
     """Replace each bilinear layer by a linear and the matmul behind it, as PyTorch's exporter writes it into ONNX."""
     from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
@@ -289,8 +320,10 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, bias: torch.T
     """sum_ij a[..., i] W[o, i, j] b[..., j] + bias[o]: [..., O]; `rows` is W as [O J, I]."""
     import torch
 
-    matrices = torch.nn.functional.linear(a, rows).unflatten(-1, (-1, b.shape[-1]))
-    summed = torch.matmul(matrices, b.unsqueeze(-1)).squeeze(-1)
+    if a.dim() == 1:
+        return bilinear(a.unsqueeze(0), b.unsqueeze(0), rows, bias).squeeze(0)
+    products = torch.nn.functional.linear(a, rows)
+    summed = torch.matmul(products.reshape(*a.shape[:-1], -1, b.shape[-1]), b.unsqueeze(-1)).squeeze(-1)
     return summed if bias is None else summed + bias
 
 
@@ -320,6 +353,8 @@ def product(
     linear becomes in ONNX, Gemm, takes none in ONNX Runtime."""
     import torch
 
+    if a.dim() == 1:
+        return product(a.unsqueeze(0), b, weight, added, beta, alpha).squeeze(0)
     if weight and not (a.is_floating_point() or a.is_complex()):
         b, weight = b.t(), False
     if weight and (added is None or (beta == 1 and added.dim() == 1 and added.shape == b.shape[:1])):

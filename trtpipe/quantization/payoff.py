@@ -89,8 +89,8 @@ RIDGE = 100
 ROW_BYTES = 16
 #: What P6 takes for a gain: a share of what an operation moves in FP16.
 LEAST_GAIN = 0.01
-#: Generated kernels of their own in FP16 already, which rounding joins for nothing; but a batch norm that is added to what
-#: a later convolution computes.
+#: Generated kernels of their own in FP16 already, which rounding joins for nothing; but a batch norm that is added to
+#: what a later convolution computes.
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm")
 OWN_KERNEL = (*BATCH_NORMS, "layer_norm", "native_layer_norm")
 
@@ -381,10 +381,8 @@ def _kernels(graph: GraphModule) -> tuple[dict[Node, tuple[Node, ...]], dict[Nod
         before = {behind[n]: None for n in node.all_input_nodes if n in behind}
         if not before:
             continue
-        if op_name(node) == "cat":
-            behind[node] = tuple(dict.fromkeys(itertools.chain(*before)))
-        else:
-            behind[node] = max(before, key=lambda some: max(order[k] for k in some))
+        last = max(before, key=lambda some: max(order[k] for k in some))
+        behind[node] = tuple(dict.fromkeys(itertools.chain(*before))) if op_name(node) == "cat" else last
         if op_name(node) in OWN_KERNEL:
             own.append(node)
 

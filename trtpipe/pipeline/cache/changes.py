@@ -5,7 +5,7 @@ from __future__ import annotations
 from trtpipe.pipeline.cache.reads import NAMES
 
 #: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
-ASKED = tuple(f"{NAMES[kind]} " for kind in ("presence", "status", "attributes"))
+ASKED = tuple(f"{NAMES[kind]} " for kind in ("presence", "status", "rights", "attributes"))
 
 
 def is_read(name: str) -> bool:
@@ -25,7 +25,8 @@ _READ_AS = {
     NAMES["journal"]: "{}, beside a database that the job's code reads,",
     NAMES["folder"]: "the list of files in {}",
     NAMES["presence"]: "whether the job's code finds {}",
-    NAMES["status"]: "the size, time or rights of {}, asked for by the job's code,",
+    NAMES["status"]: "the size, time, rights or owner of {}, asked for by the job's code,",
+    NAMES["rights"]: "what may be done with {}, asked for by the job's code,",
     NAMES["attributes"]: "the extended attributes of {}, asked for by the job's code,",
     NAMES["place"]: "the current folder, from which the job's code names files,",
 }

@@ -39,20 +39,20 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
     """Tell of the questions that are asked inside, and of files opened beside a folder's descriptor.
 
     Args:
-        tell: is given "presence" (is it there, and what), "status" (size and times too), "file" (it is opened to be
-            read) or "write", the path, and the descriptor of the folder that the path is relative to, or None. Raises
-            nothing.
+        tell: is given "presence" (is it there, and what), "status" (size, times, rights and owner too), "rights"
+            (what this process may do with it), "file" (it is opened to be read) or "write", the path, and the
+            descriptor of the folder that the path is relative to, or None. Raises nothing.
         is_own: whether a source file is the job's own.
         unheard: no audit event counts inside: those of a path beside a descriptor do not say so.
     """
 
-    def asking(original: Callable[..., object], status: bool) -> Callable[..., object]:
+    def asking(original: Callable[..., object], name: str) -> Callable[..., object]:
         @functools.wraps(original)
         def asked(*args: object, **kwargs: object) -> object:
             if (kind := _kind(sys._getframe(1), is_own)) is not None:
                 beside = kwargs.get("dir_fd")
                 tell(
-                    kind if status else "presence",
+                    kind if "stat" in name else "rights" if name == "access" else "presence",
                     args[0] if args else kwargs.get("path"),
                     beside if isinstance(beside, int) else None,
                 )
@@ -82,7 +82,7 @@ def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextM
         return listed
 
     before = {name: getattr(os, name) for name in (*_ASKING, "open", "scandir")}
-    made = {name: asking(before[name], "stat" in name) for name in _ASKING}
+    made = {name: asking(before[name], name) for name in _ASKING}
     made["open"], made["scandir"] = opening(before["open"]), listing(before["scandir"])
     # pathlib of Python 3.10 keeps functions of its own.
     kept = getattr(pathlib, "_NormalAccessor", None)

@@ -24,11 +24,11 @@ _KIND = "reads"
 WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
 
 
-Kind = Literal["file", "journal", "folder", "presence", "status", "attributes", "place"]
+Kind = Literal["file", "journal", "folder", "presence", "status", "rights", "attributes", "place"]
 #: What the ingredient of each kind is called.
 NAMES: Mapping[Kind, str] = {
     "file": "read", "journal": "journal", "folder": "listing", "presence": "presence", "status": "status",
-    "attributes": "attributes", "place": "place",
+    "rights": "rights", "attributes": "attributes", "place": "place",
 }  # fmt: skip
 
 
@@ -36,8 +36,8 @@ NAMES: Mapping[Kind, str] = {
 class Read:
     """A file that was opened, a folder that was listed (the names in it, and what each is), a database's file of what
     is not in it yet ("journal"; an empty one is none), or a path that was only asked for: whether it is there
-    ("presence"), its size, times and rights too ("status"), or its extended attributes ("attributes"). `path` is
-    relative to the job's folder, or absolute.
+    ("presence"), its size, times, rights and owner too ("status"), what this process may do with it ("rights"), or its
+    extended attributes ("attributes"). `path` is relative to the job's folder, or absolute.
 
     "place" is the current folder, where one of these was named from it: elsewhere the same code reads other files.
     """
@@ -65,7 +65,7 @@ class Read:
             if self.kind == "attributes":
                 named = [[n, os.getxattr(path, n).hex()] for n in sorted(os.listxattr(path))]
                 return json_digest(named)
-            if self.kind in ("presence", "status"):
+            if self.kind in ("presence", "status", "rights"):
                 return self._asked(path, folder)
             if not os.path.isfile(path):
                 return "a folder" if os.path.isdir(path) else "no plain file" if os.path.exists(path) else ABSENT
@@ -83,8 +83,11 @@ class Read:
         what += "" if real == os.path.relpath(path, folder) else f" at {real}"
         if self.kind == "presence" or not os.path.exists(path):
             return what
+        if self.kind == "rights":
+            return f"{what}, {[os.access(path, mode) for mode in (os.R_OK, os.W_OK, os.X_OK)]}"
         status = os.stat(path)
-        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}, {stat.filemode(status.st_mode)}"
+        owner = f"{stat.filemode(status.st_mode)} of {status.st_uid}:{status.st_gid}"
+        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}, {owner}"
 
     @staticmethod
     def from_plain(raw: Sequence[str]) -> Read:
