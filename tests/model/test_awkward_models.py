@@ -379,6 +379,40 @@ def test_a_recurrent_layer_of_a_dynamic_length_is_named(kind: str) -> None:
     )
 
 
+def test_so_is_one_behind_a_strided_convolution() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.steps = torch.nn.Conv1d(4, 4, 3, 2, 1), torch.nn.GRU(4, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps: torch.Tensor = self.steps(self.first(x).mT)[0]
+            return steps
+
+    spec = TensorSpec("x", "float32", (2, 4, "T"), {"T": DimRange(6, 16, 24)})
+    with pytest.raises(BuildError, match=r"PyTorch exports a recurrent layer \(steps\) for one length: declare that"):
+        export(Bound(Net(), (spec,), {}, ("y",)), (spec,))
+
+
+def test_windows_of_a_padded_dynamic_size_are_said() -> None:
+    """torch.export names no range for what is left of a division, and asserts that."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))
+            n, c, h, w = y.shape
+            return y.view(n, c, h // 4, 4, w // 4, 4).amax((3, 5))
+
+    dims = {"H": DimRange(8, 24, 40), "W": DimRange(8, 24, 40)}
+    spec = TensorSpec("x", "float32", (2, 3, "H", "W"), dims)
+    with pytest.raises(
+        BuildError,
+        match=r"^capture: (torch\.export cannot follow a size that the model computes of dynamic ones.*as one rounded up to "
+        r"a multiple, by -H % 8\. Declare numbers in inputs\.\*\.shape, or pad before the model\.$|what the model needs of)",
+    ):
+        export(Bound(Net(), (spec,), {}, ("y",)), (spec,))
+
+
 def test_an_argument_of_a_class_is_said_to_be_given_as_a_dict(tmp_path: Path) -> None:
     inputs = {f"b.{name}": {"shape": [2, 4]} for name in ("x", "y")}
     check = {"arrays": "x.npz", "limits": {"cosine_min": 0.99}}

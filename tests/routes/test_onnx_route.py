@@ -203,7 +203,7 @@ def test_more_weights_than_one_file_holds_are_refused(monkeypatch: pytest.Monkey
         to_onnx(program)
     assert str(caught.value) == (
         f"onnx: the graph's weights must be at most 2 GB, as a graph is one file (got {weights / 1e9:.2f} GB). Set "
-        "precision.fp16_mode or bf16_mode, which halve them, or a number format of 8 or 4 bits."
+        "precision.fp16_mode, which halves them; formats of 8 or 4 bits are for what convolutions and linears hold."
     )
 
 

@@ -127,6 +127,12 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
     # An inequality, which the solver of torch.export does not take.
     if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", str(error)):
         return _only_where(unsolved[1])
+    if "Cannot create Dim" in str(error):
+        return (
+            f"capture: torch.export cannot follow a size that the model computes of dynamic ones{at} "
+            f"({typed_line(error)}), as one rounded up to a multiple, by -H % 8. Declare numbers in inputs.*.shape, or "
+            "pad before the model."
+        )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
         lines = [line.strip() for line in str(error).splitlines()]
         specialized = [line for line in lines if "pecializ" in line]
@@ -140,6 +146,8 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
                     f"{', '.join(f'{name} at {least}' for name, least in begins.items())}; or declare a number."
                 )
             asked = "; ".join(f"{guard} for {between}" for _, guard, between in named[:_MOST_GUARDS])
+            if (layer := _recurrent(module)) and any(re.search(r" == \d+$", guard) for _, guard, _ in named):
+                return _of_one_length(asked, layer)
             asked += f"; and {len(named) - _MOST_GUARDS} more" if len(named) > _MOST_GUARDS else ""
             fits = "; ".join(
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
@@ -150,11 +158,7 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
         )
         got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
         if layer := _recurrent(module):
-            return (
-                f"capture: the model fixes a dimension that the job declares as dynamic ({got}). PyTorch exports a "
-                f"recurrent layer ({layer}) for one length: declare that as a number in inputs.*.shape, and pad or cut "
-                "samples to it."
-            )
+            return _of_one_length(got, layer)
         return (
             f"capture: the model fixes a dimension that the job declares as dynamic ({got}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
@@ -164,6 +168,14 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
     return (
         f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
+    )
+
+
+def _of_one_length(got: str, layer: str) -> str:
+    return (
+        f"capture: the model fixes a dimension that the job declares as dynamic ({got}). PyTorch exports a "
+        f"recurrent layer ({layer}) for one length: declare that as a number in inputs.*.shape, and pad or cut "
+        "samples to it."
     )
 
 

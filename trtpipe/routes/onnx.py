@@ -250,7 +250,7 @@ def _require_one_file(model: Model) -> None:
     if held > MOST_WEIGHTS:
         raise BuildError(
             f"onnx: the graph's weights must be at most 2 GB, as a graph is one file (got {held / 1e9:.2f} GB). Set "
-            "precision.fp16_mode or bf16_mode, which halve them, or a number format of 8 or 4 bits."
+            "precision.fp16_mode, which halves them; formats of 8 or 4 bits are for what convolutions and linears hold."
         )
 
 

@@ -96,6 +96,10 @@ BY_RUNTIME: list[tuple[str, dict[str, Any], list[Any], int]] = [
     ("Mod", {"fmod": 1}, [np.array([-5.5, 5.5], np.float32), np.array([2.0, -2.0], np.float32)], 17),
     ("Not", {}, [np.array([True, False])], 17),
     ("ReduceLogSumExp", {"axes": [1], "keepdims": 0}, [np.arange(6, dtype=np.float32).reshape(2, 3)], 17),
+    *(
+        (f"Reduce{kind}", {"noop_with_empty_axes": 1}, [np.array([[-0.5, 2.0]], np.float32)], 18)
+        for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSumExp")
+    ),
     ("Softmax", {"axis": 1}, [np.arange(8, dtype=np.float32).reshape(2, 2, 2)], 11),
     ("SpaceToDepth", {"blocksize": 2}, [np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4)], 17),
     ("Upsample", {"mode": "nearest"}, [PLANE, np.array([1, 1, 2, 3], np.float32)], 9),

@@ -162,8 +162,8 @@ def _reduced(
             return numbers([one] if node.get("keepdims", 1) else one)
         data = as_tensor(x)
         if not given:
-            if node.get("noop_with_empty_axes", 0):
-                return data
+            if node.get("noop_with_empty_axes", 0):  # each element by itself: ReduceL2 gives |x|
+                return function(data.unsqueeze(-1), (data.dim(),), False)
             given = list(range(data.dim()))
         return function(data, tuple(a % data.dim() for a in given), bool(node.get("keepdims", 1)))
 
