@@ -371,6 +371,28 @@ def test_imports_are_tried_in_another_process(tmp_path, monkeypatch):
     assert "whole" not in sys.modules
 
 
+def test_what_another_puts_in_a_modules_place_is_not_that_module(tmp_path, monkeypatch):
+    """As Torch-TensorRT-RTX does, whether or not it can be imported itself: a TensorRT lacked its libraries."""
+    alias = (
+        "import sys, types, whole, importlib.machinery as m; sys.modules['fine'] = whole\n"
+        "sys.modules['broken'] = b = types.ModuleType('broken'); b.__spec__ = m.ModuleSpec('broken', None)"
+    )
+    for name, text in (
+        ("whole", ""),
+        ("aliasing", alias),
+        ("failing", f"{alias}\nraise ImportError('lacks a driver')"),
+        ("broken", "raise ImportError('libnvinfer.so.8: cannot open shared object file')"),
+        ("fine", ""),
+        ("ending", "import sys; sys.exit(0)"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    lost = {"broken": "ImportError: libnvinfer.so.8: cannot open shared object file"}
+    ended = {"ending": "its import ended the process (exit code 0)"}
+    assert doctor.import_failures(("aliasing", "whole", "broken", "fine", "ending", "whole")) == lost | ended
+    assert doctor.import_failures(("failing", "fine", "broken")) == lost | {"failing": "ImportError: lacks a driver"}
+
+
 def test_nothing_heavy_is_imported():
     code = (
         "import sys; from trtpipe.runtime import doctor; doctor.examine()\n"
