@@ -314,7 +314,7 @@ def test_the_command_of_validate_is_the_one_of_doctor(machine):
 
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
-    assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
+    assert why(found, "target tensorrt)") == "tensorrt must be TensorRT 8.6 or later (got 8.5.2)"
     assert "pip uninstall -y tensorrt-rtx && pip install 'tensorrt-rtx-cu12>=1.7.1,<1.8'" in found.commands
 
 
