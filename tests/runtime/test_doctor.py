@@ -195,9 +195,51 @@ def test_a_full_gpu_is_not_told_to_install_anything(machine):
     assert not any("cuda-python" in command or "edge" in command for command in found.commands)
 
 
-def test_asking_for_device_memory_may_end_the_process(monkeypatch):
+ENDINGS = [
+    ("import os; os._exit(3)", 60, "ended its process (exit code 3)"),
+    ("import os; os.abort()", 60, "ended its process (SIGABRT)"),
+    ("import time; time.sleep(600)", 4, "did not end within 4 s"),
+]
+
+
+@pytest.mark.parametrize(("ends", "limit_s", "how"), ENDINGS)
+def test_a_package_that_ends_the_process_which_asks_it_is_named(machine, monkeypatch, tmp_path, ends, limit_s, how):
+    for package, module in (("pycuda", "autoinit"), ("cuda", "cudart")):
+        folder = tmp_path / package / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / f"{module}.py").write_text(ends)
+    (tmp_path / "pycuda" / "torch.py").write_text("class cuda: is_available = bool\n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path / "pycuda")
+        pycuda = device_memory.no_memory(limit_s)
+        patched.syspath_prepend(tmp_path / "cuda")
+        cuda = device_memory.no_memory(limit_s)
+    assert pycuda == (
+        f"device memory: asking pycuda for it {how}. Remove it, or have cuda-python, which is asked first. "
+        "Install one: pip install 'trtpipe[edge]'."
+    )
+    assert cuda == (
+        f"device memory: asking cuda-python for it {how}. Remove it, or install a release that fits the NVIDIA driver."
+    )
+    found = machine(L4, {"tensorrt": TEN}, memory=pycuda)
+    assert why(found, "target tensorrt)") == pycuda.partition(" Install one: ")[0]
+    assert "pip install 'trtpipe[edge]'" in found.commands
+
+
+def test_a_package_that_cannot_be_imported_gives_no_device_memory(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert device_memory.no_memory().startswith(
+        f"{tmp_path}/torch.py hides the package torch (ImportError: libcudart.so.13). Rename it, "
+    )
+
+
+def test_asking_for_device_memory_may_end_before_any_package_is_asked(monkeypatch):
     monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import os; os._exit(5)")
-    assert device_memory.no_memory() == "device memory: asking for it ended with 5"
+    assert device_memory.no_memory() == (
+        "device memory: asking for it ended its process (exit code 5). See what `python -m trtpipe --version` says."
+    )
 
 
 def test_each_of_several_gpus_is_judged(machine):
