@@ -115,14 +115,20 @@ def _loss(module: str, exact: bool, path: tuple[str, ...]) -> str:
 
 #: How long an import may take before it is given up, in seconds.
 IMPORT_S = 60.0
-#: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer.
+#: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer. It
+#: ends before one that an earlier one has put another in place of: Torch-TensorRT-RTX has TensorRT-RTX as `tensorrt`.
 _TRY_IMPORTS = """
 import importlib, json, os, signal, sys
+from importlib.machinery import PathFinder
 out = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
 limit_s, path, *modules = sys.argv[1:]
 sys.path[:] = json.loads(path)
 for module in modules:
+    if module in sys.modules and module != modules[0]:
+        own, here = PathFinder.find_spec(module), getattr(sys.modules[module], "__spec__", None)
+        if own is not None and own.origin != getattr(here, "origin", None):
+            break
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, float(limit_s))
     try:
@@ -145,6 +151,9 @@ def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mappin
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
         answers = [json.loads(line) for line in ran.stdout.splitlines()]
         failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
+        if answers and len(answers) < len(left) and ran.returncode == 0:  # the next one needs a process of its own
+            left = left[len(answers) :]
+            continue
         if len(answers) < len(left):  # the next one took the process with it
             late = hasattr(signal, "SIGALRM") and ran.returncode == -signal.SIGALRM
             why = f"did not end within {limit_s:g} s" if late else f"ended the process (exit code {ran.returncode})"

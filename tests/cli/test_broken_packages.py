@@ -318,7 +318,9 @@ def test_an_import_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
     }
     assert import_errors.IMPORT_S == 60
     monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import time; time.sleep(600)")
-    assert device_memory.no_memory(0.5) == "device memory: asking for it did not end within 0.5 s"
+    assert device_memory.no_memory(0.5) == (
+        "device memory: asking for it did not end within 0.5 s. See what `python -m trtpipe --version` says."
+    )
 
 
 @pytest.mark.parametrize("distribution", ["safetensors", "filelock", "pillow", "jinja2"])

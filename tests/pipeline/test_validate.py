@@ -1,10 +1,13 @@
 import re
 import shutil
 import sys
+import types
 from importlib import metadata
 
 import numpy as np
 import pytest
+import shipping
+import trt_double
 from jobs import good_folder, write
 from PIL import Image
 from safetensors.numpy import save_file
@@ -15,8 +18,13 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing, on_path
 from trtpipe.job.load import load_job
+from trtpipe.job.sections import Build
+from trtpipe.packages import install_command
 from trtpipe.pipeline.required import required
 from trtpipe.pipeline.validate import judge, validate
+from trtpipe.runtime import compatibility, doctor
+from trtpipe.runtime.device import Device
+from trtpipe.trt import driver, flavour
 
 
 @pytest.fixture
@@ -307,6 +315,44 @@ def test_a_release_that_nothing_is_built_for_is_refused(target, version, expecte
     found = judge(path, version=version, here=False, purpose=purpose)
     said = [] if expected is None else [f"build.target: {expected}. Give a release with --for that is."]
     assert [p.message for _, problems in found for p in problems] == said
+
+
+#: Of every kind: (target, release, why it is none).
+UNSUPPORTED = [
+    ("tensorrt", "8.5.3.1", "must be TensorRT 8.6 or later (got 8.5.3.1)"),
+    ("tensorrt", "12.0.0", "must be TensorRT 11 at most, the newest whose options are known (got 12.0.0)"),
+    ("tensorrt", "unknown", "must be TensorRT 8.6 or later (got unknown)"),
+    ("tensorrt_rtx", "1.6.1.20", "must be TensorRT-RTX 1.7.1 or later (got 1.6.1.20)"),
+    ("tensorrt_rtx", "2.0.0", "must be TensorRT-RTX 1 at most, the newest whose options are known (got 2.0.0)"),
+    ("tensorrt_rtx", "10.3.0", "must be a release of TensorRT-RTX, like 1.7.1 (got 10.3.0, which is TensorRT's)"),
+]
+
+
+@pytest.mark.parametrize(("target", "release", "why"), UNSUPPORTED)
+def test_an_unsupported_release_is_refused_by_all_that_judge_it(monkeypatch, folder, target, release, why):
+    """What loads it, and what only reads its version: validate, doctor, and what a kit is compiled with."""
+    command = install_command(target)
+    monkeypatch.setitem(sys.modules, target, types.SimpleNamespace(__version__=release))
+    with pytest.raises(InputError) as raised:
+        flavour.load(target)
+    assert str(raised.value) == f"build.target: {why}. Run: {command}"
+
+    for name in ("trt.flavour", "pipeline.validate"):
+        monkeypatch.setattr(f"trtpipe.{name}.installed", lambda: {target: (target, release)})
+    path = write(folder, ("  compute_capability: [8.6, 12.0]", f"  target: {target}"))
+    found = [p.message for _, problems in judge(path) for p in problems]
+    assert f"build.target: {why}. Run: {command}" in found
+
+    monkeypatch.setattr(driver, "probe", lambda: trt_double.GPU)
+    monkeypatch.setattr(doctor.device_memory, "no_memory", lambda: "")
+    monkeypatch.setattr(doctor, "import_failures", lambda modules: {})
+    abilities = [a for a in doctor.examine().abilities if f"engine (target {target})" in a.what]
+    assert {(a.possible, a.reason) for a in abilities} == {(False, f"{target} {why}")}
+
+    kit = shipping.manifest(kind="kit", engine=None, build=Build(target=target), opset=20)
+    here = Device("linux", "x86_64", {target: release}, "8.6", "RTX A4000")
+    (said,) = compatibility.problems(kit, here)
+    assert said.startswith(f"runtime: {why}. Install it")
 
 
 @pytest.mark.parametrize(

@@ -195,9 +195,51 @@ def test_a_full_gpu_is_not_told_to_install_anything(machine):
     assert not any("cuda-python" in command or "edge" in command for command in found.commands)
 
 
-def test_asking_for_device_memory_may_end_the_process(monkeypatch):
+ENDINGS = [
+    ("import os; os._exit(3)", 60, "ended its process (exit code 3)"),
+    ("import os; os.abort()", 60, "ended its process (SIGABRT)"),
+    ("import time; time.sleep(600)", 4, "did not end within 4 s"),
+]
+
+
+@pytest.mark.parametrize(("ends", "limit_s", "how"), ENDINGS)
+def test_a_package_that_ends_the_process_which_asks_it_is_named(machine, monkeypatch, tmp_path, ends, limit_s, how):
+    for package, module in (("pycuda", "autoinit"), ("cuda", "cudart")):
+        folder = tmp_path / package / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / f"{module}.py").write_text(ends)
+    (tmp_path / "pycuda" / "torch.py").write_text("class cuda: is_available = bool\n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path / "pycuda")
+        pycuda = device_memory.no_memory(limit_s)
+        patched.syspath_prepend(tmp_path / "cuda")
+        cuda = device_memory.no_memory(limit_s)
+    assert pycuda == (
+        f"device memory: asking pycuda for it {how}. Remove it, or have cuda-python, which is asked first. "
+        "Install one: pip install 'trtpipe[edge]'."
+    )
+    assert cuda == (
+        f"device memory: asking cuda-python for it {how}. Remove it, or install a release that fits the NVIDIA driver."
+    )
+    found = machine(L4, {"tensorrt": TEN}, memory=pycuda)
+    assert why(found, "target tensorrt)") == pycuda.partition(" Install one: ")[0]
+    assert "pip install 'trtpipe[edge]'" in found.commands
+
+
+def test_a_package_that_cannot_be_imported_gives_no_device_memory(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert device_memory.no_memory().startswith(
+        f"{tmp_path}/torch.py hides the package torch (ImportError: libcudart.so.13). Rename it, "
+    )
+
+
+def test_asking_for_device_memory_may_end_before_any_package_is_asked(monkeypatch):
     monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import os; os._exit(5)")
-    assert device_memory.no_memory() == "device memory: asking for it ended with 5"
+    assert device_memory.no_memory() == (
+        "device memory: asking for it ended its process (exit code 5). See what `python -m trtpipe --version` says."
+    )
 
 
 def test_each_of_several_gpus_is_judged(machine):
@@ -314,7 +356,7 @@ def test_the_command_of_validate_is_the_one_of_doctor(machine):
 
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
-    assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
+    assert why(found, "target tensorrt)") == "tensorrt must be TensorRT 8.6 or later (got 8.5.2)"
     assert "pip uninstall -y tensorrt-rtx && pip install 'tensorrt-rtx-cu12>=1.7.1,<1.8'" in found.commands
 
 
@@ -369,6 +411,28 @@ def test_imports_are_tried_in_another_process(tmp_path, monkeypatch):
         "after": "OSError: libfoo.so.9: cannot open shared object file",
     }
     assert "whole" not in sys.modules
+
+
+def test_what_another_puts_in_a_modules_place_is_not_that_module(tmp_path, monkeypatch):
+    """As Torch-TensorRT-RTX does, whether or not it can be imported itself: a TensorRT lacked its libraries."""
+    alias = (
+        "import sys, types, whole, importlib.machinery as m; sys.modules['fine'] = whole\n"
+        "sys.modules['broken'] = b = types.ModuleType('broken'); b.__spec__ = m.ModuleSpec('broken', None)"
+    )
+    for name, text in (
+        ("whole", ""),
+        ("aliasing", alias),
+        ("failing", f"{alias}\nraise ImportError('lacks a driver')"),
+        ("broken", "raise ImportError('libnvinfer.so.8: cannot open shared object file')"),
+        ("fine", ""),
+        ("ending", "import sys; sys.exit(0)"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    lost = {"broken": "ImportError: libnvinfer.so.8: cannot open shared object file"}
+    ended = {"ending": "its import ended the process (exit code 0)"}
+    assert doctor.import_failures(("aliasing", "whole", "broken", "fine", "ending", "whole")) == lost | ended
+    assert doctor.import_failures(("failing", "fine", "broken")) == lost | {"failing": "ImportError: lacks a driver"}
 
 
 def test_nothing_heavy_is_imported():

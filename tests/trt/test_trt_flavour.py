@@ -119,15 +119,6 @@ def test_no_tensorrt_target():
         load("onnxruntime")
 
 
-@pytest.mark.parametrize(("target", "old"), [("tensorrt", "8.5.3"), ("tensorrt_rtx", "1.6.1.20")])
-def test_a_release_too_old(monkeypatch, target, old):
-    monkeypatch.setitem(sys.modules, target, types.SimpleNamespace(__version__=old))
-    with pytest.raises(InputError) as raised:
-        load(target)
-    oldest = {"tensorrt": "TensorRT 8.6", "tensorrt_rtx": "TensorRT-RTX 1.7.1"}[target]
-    assert str(raised.value).startswith(f"build.target: {oldest} is the oldest supported (got {old}). Install it: pip ")
-
-
 @pytest.mark.parametrize("kind", [ImportError, OSError, RuntimeError])
 def test_a_library_that_does_not_load(monkeypatch, kind):
     def broken(name):

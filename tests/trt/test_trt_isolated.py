@@ -72,6 +72,27 @@ def test_the_same_bytes_every_time_and_from_anywhere(tmp_path: Path) -> None:
     assert found == engines.pop()
 
 
+def test_any_path_reaches_the_builder(tmp_path: Path) -> None:
+    """Whatever the encoding of this process, and whatever separates things elsewhere."""
+    odd = tmp_path / os.fsdecode(b"d\xc3\xa9 \xff\n\x01 'b'")
+    odd.mkdir()
+    for name in ("trtpipe", "calib"):
+        (odd / name).symlink_to(ROOT / name)
+    program = (
+        "import os, sys; odd, tests = sys.argv[1:]\n"
+        "packages = [p for p in sys.path if p and not os.path.isdir(os.path.join(p, 'trtpipe'))]\n"
+        "sys.path[:] = [odd, tests, *packages]\n"
+        "from test_trt_isolated import BUILD, Silent, build_isolated, network\n"
+        "import trtpipe; assert trtpipe.__file__.startswith(odd)\n"
+        "print(sys.getfilesystemencoding(), len(build_isolated(network(), BUILD, progress=Silent()).data) > 0)"
+    )
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("LC_", "LANG", "PYTHON"))}
+    for locale, encoding in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii"), ({}, "utf-8"):
+        command = [sys.executable, "-c", program, os.fsencode(odd), str(Path(__file__).parent)]
+        ran = subprocess.run(command, cwd="/", env={**kept, **locale}, capture_output=True, text=True, check=False)
+        assert ran.stdout == f"{encoding} True\n", ran.stderr
+
+
 def test_errors_of_the_builder_are_raised_here() -> None:
     model = network()
     broken = OnnxModel(b"nothing", model.opset, model.inputs, model.outputs)

@@ -37,7 +37,7 @@ from trtpipe.runtime.device import outdated_driver, this_device
 from trtpipe.runtime.device_memory import lacking_memory
 from trtpipe.streams import folder_of
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
+from trtpipe.trt.flavour import installed, require_version, unsupported
 from trtpipe.trt.install import not_here
 from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
 from trtpipe.trt.placement import refused_here
@@ -142,7 +142,7 @@ def _judged(
             for option, text in (*_packages(job, path), *compiled_here):
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
-        wrong = None if version is None else unrecorded(job.build.target, version)
+        wrong = None if version is None else unsupported(job.build.target, version)
         if wrong is not None:
             file.add(("build", "target"), f"{wrong}. Give a release with --for that is.")
         elif purpose != "calibrate":
@@ -267,8 +267,8 @@ def _compiler(job: Job) -> _Problems:
         return
     if target not in here:
         yield "build.target", not_here(target)
-    elif too_old := unsupported(target, here[target][1]):
-        yield "build.target", f"{too_old}. Run: {install_command(target)}"
+    elif why := unsupported(target, here[target][1]):
+        yield "build.target", f"{why}. Run: {install_command(target)}"
     elif damaged := unimportable(target):
         yield "build.target", damaged
 

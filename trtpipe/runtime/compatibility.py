@@ -28,7 +28,7 @@ from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import TARGET_TITLES, parse_version
+from trtpipe.trt.flavour import TARGET_TITLES, parse_version, unsupported
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -369,6 +369,8 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
         if not misfits and device.compute_capability is None:
             misfits.append(f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.")
     version = device.versions[target]
+    if why := unsupported(target, version):
+        return (*misfits, f"runtime: {why}. {_install(target, device)}.")
     if why := too_new_an_opset(target, version, manifest.opset):
         return (*misfits, why)  # and not what that TensorRT lacks, as the kit is for another
     dtypes = {f"inputs.{s.name}": s.dtype for s in manifest.inputs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -14,19 +15,23 @@ from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import Device
 from trtpipe.trt import driver
+from trtpipe.trt.driver import memory_command
 
-#: Asks for device memory as an engine's runner does, and prints why there is none.
+#: Asks for device memory as an engine's runner does, and prints lines of JSON: the name of each package before it is
+#: asked, and, within a list, why there is none.
 _TRY_MEMORY = """
 import json, os, sys
-out = os.fdopen(os.dup(1), "w")
+out = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
 sys.path[:] = json.loads(sys.argv[1])
-from trtpipe.errors import MissingError
+from trtpipe.errors import user_error
 from trtpipe.trt.memory import open_memory
 try:
-    open_memory().close()
-except MissingError as error:
-    print(error, file=out)
+    open_memory(asking=lambda package: print(json.dumps(package), file=out)).close()
+except Exception as error:
+    if (said := user_error(error)) is None:
+        raise
+    print(json.dumps([str(said)]), file=out)
 """
 
 
@@ -36,10 +41,32 @@ def no_memory(limit_s: float = IMPORT_S) -> str:
     command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
     out, err = subprocess.PIPE, subprocess.DEVNULL
     try:
-        ran = subprocess.run(command, stdout=out, stderr=err, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return f"device memory: asking for it did not end within {limit_s:g} s"
-    return ran.stdout.strip() or (f"device memory: asking for it ended with {ran.returncode}" if ran.returncode else "")
+        ran = subprocess.run(command, stdout=out, stderr=err, check=False, timeout=limit_s)
+        printed, ended = ran.stdout, _how(ran.returncode)
+    except subprocess.TimeoutExpired as late:
+        printed, ended = late.stdout or b"", f"did not end within {limit_s:g} s"
+    lines = [json.loads(line) for line in printed.splitlines()]
+    if lines and isinstance(lines[-1], list):
+        return str(lines[-1][0])
+    return _ended(lines[-1] if lines else "", ended) if ended else ""
+
+
+def _how(code: int) -> str:
+    """How a process ended that should not have: `ended its process (exit code 3)`; "" for 0."""
+    if not code:
+        return ""
+    return f"ended its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+
+
+def _ended(package: str, how: str) -> str:
+    """What is said where asking for memory ended as `how` says; `package` was being asked, "" for none yet."""
+    if package == "pycuda":  # asked last
+        install = f"Install one: {memory_command(driver.probe().cuda)}."
+        step = f"Remove it, or have cuda-python, which is asked first. {install}"
+        return f"device memory: asking pycuda for it {how}. {step}"
+    if not package:
+        return f"device memory: asking for it {how}. See what `python -m trtpipe --version` says."
+    return f"device memory: asking {package} for it {how}. Remove it, or install a release that fits the NVIDIA driver."
 
 
 def lacking_memory(build: Build, device: Device) -> str:

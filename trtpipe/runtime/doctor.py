@@ -190,8 +190,8 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
         reason = "there is no TensorRT-RTX for Jetsons" if jetson else absence("tensorrt_rtx")
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     _, release = tensorrts["tensorrt_rtx"]
-    if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
-        reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; {flavour.oldest('tensorrt_rtx')} can"
+    if why := flavour.unsupported("tensorrt_rtx", release):
+        reason = f"tensorrt_rtx {why}"
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
@@ -234,8 +234,8 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
             none = "" if install else f", and PyPI has none {this if wanted else 'for this driver'}"
             return Ability(both, False, absence("tensorrt") + none, install)
         distribution, release = tensorrts["tensorrt"]
-        if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-            return Ability(both, False, f"TensorRT {release} is older than {flavour.oldest('tensorrt')}", install)
+        if why := flavour.unsupported("tensorrt", release):
+            return Ability(both, False, f"tensorrt {why}", install)
         if distribution.startswith("tensorrt-lean"):
             return Ability(both, False, "tensorrt-lean only runs engines that were built elsewhere", install)
         if wanted := releases_wanted(here.compute_capability, release):

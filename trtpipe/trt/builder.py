@@ -26,7 +26,7 @@ from trtpipe.trt import (
 )
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import NativeCalibration
-from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
+from trtpipe.trt.monitor import PERCENT, Watch, create, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals, shown, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
@@ -57,7 +57,7 @@ def build_engine(
 
     Raises:
         InputError: when the job asks for something this TensorRT cannot honour.
-        MissingError: without the TensorRT, or without a GPU where one is needed.
+        MissingError: without the TensorRT, without a GPU where one is needed, or where CUDA does not start.
         BuildError: when TensorRT refuses the graph, changes a binding, or fails.
         Cancelled: when the user stops it; nothing is left behind.
     """
@@ -117,10 +117,10 @@ def _serialize(
     Every object made here is kept until TensorRT has returned: it holds none.
     """
     watch.check()
-    trt, logger = tensorrt.module, make_logger(tensorrt, watch)
+    logger = make_logger(tensorrt, watch)
     notes: tuple[str, ...] = ()
     kept: list[object] = []
-    builder = trt.Builder(logger)
+    builder = create(tensorrt, "Builder", watch, logger)
     plugins.load(tensorrt, libraries, watch)
     weak = lowering.weakly_typed(tensorrt, build)
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)

@@ -208,24 +208,19 @@ def oldest(name: FlavourName) -> str:
 
 
 def unsupported(name: str, version: str) -> str | None:
-    """Why a version cannot be that of a release of this TensorRT which trtpipe builds for, as "must ... (got ...)"."""
-    if name not in OLDEST:
+    """Why a version cannot be that of a release of this TensorRT which trtpipe builds for and runs, at hand or not, as
+    "must ... (got ...)"; None for a name that is no TensorRT's."""
+    flavour = next((known for known in OLDEST if known == name), None)
+    if flavour is None:
         return None
-    first = oldest("tensorrt_rtx" if name == "tensorrt_rtx" else "tensorrt")
-    if parse_version(version) < parse_version(first):
+    number, first, newest = parse_version(version), oldest(flavour), NEWEST_MAJOR[flavour]
+    if number < parse_version(first):
         return f"must be {title(name, first)} or later (got {version})"
-    if name == "tensorrt_rtx" and parse_version(version) >= OLDEST["tensorrt"]:
+    if flavour == "tensorrt_rtx" and number >= OLDEST["tensorrt"]:
         return f"must be a release of TensorRT-RTX, like {first} (got {version}, which is TensorRT's)"
-    return None
-
-
-def unrecorded(name: str, version: str) -> str | None:
-    """Why nothing is known of a release that is not at hand, as `unsupported` says it."""
-    newest = next((n for known, n in NEWEST_MAJOR.items() if known == name), None)
-    why = unsupported(name, version)
-    if why is None and newest is not None and parse_version(version)[0] > newest:
+    if number[0] > newest:
         return f"must be {title(name, str(newest))} at most, the newest whose options are known (got {version})"
-    return why
+    return None
 
 
 def look(module: object, name: FlavourName, version: str) -> frozenset[str]:
@@ -248,7 +243,7 @@ def load(target: str) -> Flavour:
     """The TensorRT of this target, imported.
 
     Raises:
-        InputError: for a target that is no TensorRT, or a release older than trtpipe supports.
+        InputError: for a target that is no TensorRT, or a release that is `unsupported`.
         MissingError: when it is not installed or cannot be loaded.
     """
     if target not in OLDEST:
@@ -262,11 +257,8 @@ def load(target: str) -> Flavour:
         absent = isinstance(error, ModuleNotFoundError) and error.name == name
         raise MissingError(f"build.target: {not_installed(name) if absent else broken(name, error)}") from error
     version = str(module.__version__)
-    if parse_version(version) < OLDEST[name]:
-        raise InputError(
-            f"build.target: {title(name, oldest(name))} is the oldest supported (got {version}). "
-            f"Install it: {install_command(name)}."
-        )
+    if why := unsupported(name, version):
+        raise InputError(f"build.target: {why}. Run: {install_command(name)}")
     return Flavour(name, module, version, look(module, name, version))
 
 

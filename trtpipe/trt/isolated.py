@@ -52,12 +52,13 @@ if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1
 libc.prctl(1, 9)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 libc.mallopt(-3, 32 << 20)
-head = sys.stdin.buffer.readline().decode().split("\\0")
-for library in head[1].split("\\1"):
+writer, libraries, size = map(int, sys.stdin.buffer.readline().split())
+places = [os.fsdecode(place) for place in sys.stdin.buffer.read(size).split(b"\\0")]
+for library in places[:libraries]:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-sys.path[:] = head[2].strip("\\n").split("\\1")
+sys.path[:] = places[libraries:]
 from trtpipe.trt.isolated import serve
-serve(int(head[0]), now != -1 and bool(now & 0x0040000))
+serve(writer, now != -1 and bool(now & 0x0040000))
 """
 #: From <linux/mman.h>.
 _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
@@ -115,8 +116,10 @@ class Isolated:
             start_new_session=True,  # an interrupt of the terminal is for us to pass on
         )
         os.close(writer)
-        paths = [p or os.getcwd() for p in sys.path]
-        self._send("\0".join([str(writer), "\1".join(_libraries()), "\1".join(paths)]).encode() + b"\n")
+        libraries = _libraries()
+        # as the system has them, in which no path holds a NUL: the two processes may have different encodings
+        places = b"\0".join(map(os.fsencode, (*libraries, *(p or os.getcwd() for p in sys.path))))
+        self._send(b"%d %d %d\n" % (writer, len(libraries), len(places)), places)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -98,14 +98,21 @@ class DeviceMemory(Protocol):
         """Give back everything: graphs, buffers, the stream."""
 
 
-def open_memory(provider: Provider | None = None) -> DeviceMemory:
+def open_memory(
+    provider: Provider | None = None, *, asking: Callable[[Provider], object] = lambda provider: None
+) -> DeviceMemory:
     """Memory of the current GPU by the first provider that works, or by the one named.
+
+    Args:
+        provider: asked alone.
+        asking: called with each provider before it is asked, as one may end the process.
 
     Raises:
         MissingError: when none works; the message says why each did not.
     """
     reasons, refused = [], False
     for name in (provider,) if provider else tuple(_PROVIDERS):
+        asking(name)
         try:
             return _PROVIDERS[name]()
         except _Unusable as error:

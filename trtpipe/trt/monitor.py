@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trtpipe.errors import Cancelled
+from trtpipe.errors import Cancelled, MissingError
 from trtpipe.progress import Progress
 from trtpipe.trt.flavour import Flavour
 
@@ -167,6 +167,33 @@ def interruptible(watch: Watch) -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def create(flavour: Flavour, name: str, watch: Watch, *arguments: object) -> Any:
+    """A Builder, Runtime or Refitter of the flavour's module.
+
+    Args:
+        flavour: the TensorRT.
+        name: of the class.
+        watch: of the logger that is among the arguments.
+        arguments: of the class.
+
+    Raises:
+        MissingError: TensorRT gives none, as where CUDA does not start; pybind11 makes a TypeError of that.
+        Cancelled: the user stopped it.
+    """
+    since = watch.mark()
+    try:
+        return getattr(flavour.module, name)(*arguments)
+    except TypeError as error:
+        if "nullptr" not in str(error):
+            raise
+    watch.check()
+    where = "build" if name == "Builder" else "engine"
+    raise MissingError(
+        f"{where}: {flavour.title} gives no {name} ({watch.reasons(since) or watch.reason(since)}). See whether this "
+        "process may use the GPU, and whether the driver is new enough for this TensorRT: trtpipe doctor."
+    )
 
 
 def make_logger(flavour: Flavour, watch: Watch) -> ILogger:

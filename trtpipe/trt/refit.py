@@ -16,7 +16,7 @@ from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import load_engine
 from trtpipe.trt.flavour import Flavour
-from trtpipe.trt.monitor import Watch, make_logger
+from trtpipe.trt.monitor import Watch, create, make_logger
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import ICudaEngine, ILogger, INetworkDefinition
@@ -150,8 +150,9 @@ def give_weights(
 
     Raises:
         InputError: TensorRT refuses, or one of `marked` cannot be changed.
+        MissingError: TensorRT gives no refitter.
     """
-    refitter = tensorrt.module.Refitter(engine, logger)
+    refitter = create(tensorrt, "Refitter", watch, engine, logger)
     if fixed := sorted(set(marked) - set(refitter.get_all_weights() if marked else ())):
         raise InputError(
             f"engine: {some_of(fixed, 3)} must be the engine's own, as TensorRT cannot change it there. {step}"
@@ -178,7 +179,7 @@ def refitted(engine: bytes, onnx: bytes, *, marked: Collection[str] = (), versio
     Raises:
         InputError: the plan is not for this GPU and TensorRT, nothing in it can be changed, one of `marked` cannot,
             or the file is of another graph.
-        MissingError: no GPU, or no TensorRT.
+        MissingError: no GPU, or no TensorRT, or CUDA does not start.
     """
     header = plan.read_header(engine)
     device = driver.require("refit").devices[0]
@@ -203,7 +204,7 @@ def _refitted(
     version_compatible: bool,
 ) -> bytes:
     logger = make_logger(tensorrt, watch)
-    runtime = tensorrt.module.Runtime(logger)
+    runtime = create(tensorrt, "Runtime", watch, logger)
     if version_compatible:
         runtime.engine_host_code_allowed = True
     loaded = load_engine(tensorrt, runtime, engine, device, watch)

@@ -28,7 +28,7 @@ from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, sp
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import DeviceMemory, Provider, open_memory
-from trtpipe.trt.monitor import Watch, make_logger
+from trtpipe.trt.monitor import Watch, create, make_logger
 from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
@@ -230,7 +230,7 @@ class EngineRunner:
             raise InputError("\n".join(f"engine: {p}" for p in problems))
         self._watch = Watch(Silent(), "error")
         self._logger = make_logger(tensorrt, self._watch)
-        runtime = tensorrt.module.Runtime(self._logger)
+        runtime = create(tensorrt, "Runtime", self._watch, self._logger)
         load_plugins(tensorrt, self._plugins, self._watch)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True

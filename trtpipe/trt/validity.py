@@ -8,7 +8,7 @@ from trtpipe.errors import MissingError
 from trtpipe.progress import Silent
 from trtpipe.trt import flavour, plan
 from trtpipe.trt.flavour import Flavour
-from trtpipe.trt.monitor import Watch, make_logger
+from trtpipe.trt.monitor import Watch, create, make_logger
 from trtpipe.trt.network import enum_name
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def invalid_here(engine: bytes) -> str:
 
     Raises:
         InputError: this is no plan.
-        MissingError: no TensorRT.
+        MissingError: no TensorRT, or CUDA does not start.
     """
     tensorrt = flavour.load(plan.read_header(engine).flavour)
     if not tensorrt.has("engine_validity"):
         return ""
     watch = Watch(Silent(), "error")
     logger = make_logger(tensorrt, watch)
-    return _asked(tensorrt, tensorrt.module.Runtime(logger), engine, watch)[1]
+    return _asked(tensorrt, create(tensorrt, "Runtime", watch, logger), engine, watch)[1]
 
 
 def _asked(tensorrt: Flavour, runtime: Runtime, engine: bytes, watch: Watch) -> tuple[str, str]:
