@@ -11,6 +11,7 @@ from trtpipe.model.bags import spell_out_embedding_bags
 from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
+from trtpipe.model.products import WEIGHTED
 from trtpipe.model.repeating import require_no_draws
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
@@ -279,7 +280,6 @@ def _add_batches(graph: torch.fx.GraphModule) -> None:
     """Give convolutions, linears and matmuls of one sample or one vector a batch of one: all that comes later knows
     them with a batch alone."""
     from trtpipe.model.nodes import calls, is_constant, is_float, op_name, shape_of
-    from trtpipe.model.products import WEIGHTED
 
     for node in [n for n in calls(graph.graph) if is_float(n) and op_name(n) in (*WEIGHTED, "matmul")]:
         a, b = (len(shape_of(x)) for x in node.args[:2])  # type: ignore[arg-type]
@@ -290,7 +290,8 @@ def _add_batches(graph: torch.fx.GraphModule) -> None:
 
 
 def of_one_sample(name: str, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
-    """An operation of torch.ops.aten that takes samples, of one: `x` has no batch dimension, nor has the result."""
+    """An operation of torch.ops.aten that takes samples, of one: `x`, floating-point [C, ...] where that takes
+    [N, C, ...], has no batch dimension, nor has the result."""
     import torch
 
     result: torch.Tensor = getattr(torch.ops.aten, name)(x.unsqueeze(0), *others, **named).squeeze(0)
@@ -298,7 +299,7 @@ def of_one_sample(name: str, x: torch.Tensor, *others: Any, **named: Any) -> tor
 
 
 def matmul_of_vectors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b where either has one dimension, as torch.matmul defines it."""
+    """a @ b, of any one dtype, where either has the shape [K], as torch.matmul defines it."""
     row, column = a.dim() == 1, b.dim() == 1
     y = product(a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b, False, None, 1, 1)
     y = y.squeeze(-1) if column else y

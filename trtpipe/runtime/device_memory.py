@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+from calib import strictjson
 from trtpipe.errors import MissingError
 from trtpipe.import_errors import IMPORT_S
 from trtpipe.job.sections import Build
@@ -45,10 +46,10 @@ def no_memory(limit_s: float = IMPORT_S) -> str:
         printed, ended = ran.stdout, _how(ran.returncode)
     except subprocess.TimeoutExpired as late:
         printed, ended = late.stdout or b"", f"did not end within {limit_s:g} s"
-    lines = [json.loads(line) for line in printed.splitlines()]
+    lines = [strictjson.loads(line) for line in printed.splitlines()]
     if lines and isinstance(lines[-1], list):
         return str(lines[-1][0])
-    return _ended(lines[-1] if lines else "", ended) if ended else ""
+    return _ended(str(lines[-1]) if lines else "", ended) if ended else ""
 
 
 def _how(code: int) -> str:

@@ -190,8 +190,9 @@ def create(flavour: Flavour, name: str, watch: Watch, *arguments: object) -> Any
             raise
     watch.check()
     where = "build" if name == "Builder" else "engine"
+    said = watch.reasons(since) or "; ".join(watch.warnings)  # TensorRT 8.6 warns of a CUDA that does not start
     raise MissingError(
-        f"{where}: {flavour.title} gives no {name} ({watch.reasons(since) or watch.reason(since)}). See whether this "
+        f"{where}: {flavour.title} gives no {name} ({said or 'no message'}). See whether this "
         "process may use the GPU, and whether the driver is new enough for this TensorRT: trtpipe doctor."
     )
 
