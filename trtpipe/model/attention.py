@@ -7,27 +7,17 @@ from typing import Any
 
 import torch
 
-from trtpipe.errors import BuildError
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, shape_of
+from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name, shape_of
 
 #: Operations that leave the rows of a matrix as they are, where its last two axes stay.
 _KEEP_ROWS = ("expand", "unsqueeze", "view", "reshape", "clone", "contiguous", "alias", "detach", "lift_fresh_copy")
 
 
 def spell_out_attention(graph: torch.fx.GraphModule) -> None:
-    """Replace every scaled_dot_product_attention by `attention`, which the next export takes apart.
-
-    Raises:
-        BuildError: an attention has dropout, which makes the model's outputs random.
-    """
+    """Replace every scaled_dot_product_attention, of no dropout, by `attention`, which the next export takes apart."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     for node in [n for n in calls(graph.graph) if n.target is torch.ops.aten.scaled_dot_product_attention.default]:
         given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        if given.get("dropout_p"):
-            raise BuildError(
-                f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so "
-                "its outputs are random. Pass dropout_p=self.dropout if self.training else 0.0."
-            )
         q, k, mask = given["query"], given["key"], given.get("attn_mask")
         rows, columns = q.meta["val"].shape[-2], k.meta["val"].shape[-2]
         causal = bool(given.get("is_causal"))

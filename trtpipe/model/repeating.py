@@ -83,7 +83,8 @@ def require_no_draws(graph: torch.fx.GraphModule) -> None:
             at = source_line(node)
             raise InputError(
                 f"model: it draws random numbers in eval mode ({op_name(node)}{f' at {at}' if at else ''}), and an "
-                "engine draws others than PyTorch, whatever the seed. Take that out, or make them an input."
+                "engine draws others than PyTorch, whatever the seed. Take that out (a dropout by "
+                "training=self.training, in attention dropout_p=0.0), or make them an input."
             )
 
 
