@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support import nets
-from trtpipe.model.attention import _known
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 
@@ -121,7 +120,7 @@ def test_a_mask_that_leaves_each_row_something_is_no_choice() -> None:
 
 
 def test_a_mask_of_what_many_layers_compute_is_looked_through_once() -> None:
-    """Each residual add doubles the ways back to the input; and what is drawn by chance is no mask that is known."""
+    """Each residual add doubles the ways back to the input."""
 
     def deep(x: torch.Tensor) -> torch.Tensor:
         y = x
@@ -130,6 +129,3 @@ def test_a_mask_of_what_many_layers_compute_is_looked_through_once() -> None:
         return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=y @ y.mT)
 
     assert operations(deep, 3, 4)["where"] == 1
-    drawn = torch.fx.Graph()
-    made = drawn.call_function(torch.ops.aten.rand.default, ([3, 3],))
-    assert _known(torch.fx.GraphModule(nn.Module(), drawn), made) is None

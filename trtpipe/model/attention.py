@@ -87,14 +87,12 @@ def _behind_moves(mask: object) -> object:
 
 
 def _known(graph: torch.fx.GraphModule, node: object) -> torch.Tensor | None:
-    """What a node gives that depends on no input and on no chance, as a mask that forward makes of sizes; None of any
-    other."""
+    """What a node gives that depends on no input, as a mask that forward makes of sizes; None of any other."""
     needed: set[torch.fx.Node] = set()
     todo = [node] if isinstance(node, torch.fx.Node) else []
     while todo:
         x = todo.pop()
-        random = torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
-        if x.op not in ("get_attr", "call_function") or random:
+        if x.op not in ("get_attr", "call_function"):
             return None
         todo += [n for n in x.all_input_nodes if n not in needed]
         needed.add(x)

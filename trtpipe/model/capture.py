@@ -70,7 +70,7 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that model.factory returns the network that was meant."
         )
     spell_out_attention(graph)
-    _add_batches(graph)
+    _batch_convolutions(graph)
     spell_out_cells(graph)
     _spell_out_bilinears(graph)
     _spell_out_products(graph)
@@ -243,14 +243,19 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
 
 
 def _spell_out_products(graph: torch.fx.GraphModule) -> None:
-    """Replace mm, addmm, baddbmm, a matmul by a constant matrix and a linear of integers by `product`, and bmm by the
-    matmul that it is: linears and matmuls, which every number format knows."""
+    """Replace mm, addmm, baddbmm, a matmul by a constant matrix or of a vector, and a linear of integers or of a vector
+    by `product`, and bmm by the matmul that it is: linears and matmuls, which every number format knows."""
     import torch
 
-    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, is_whole, op_name
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, is_whole, op_name, shape_of
+
+    def rank(value: object) -> int:
+        return len(shape_of(value))  # type: ignore[arg-type]
 
     transposed: dict[tuple[object, float], torch.fx.Node] = {}  # what several operations read is held once
-    for node in [n for n in calls(graph.graph) if op_name(n) == "linear" and is_whole(n)]:
+    for node in [n for n in calls(graph.graph) if op_name(n) == "linear"]:
+        if not is_whole(node) and rank(node.args[0]) > 1:
+            continue
         x, w, bias = (*node.args, None)[:3]
         node.target, node.args, node.kwargs = product, (x, w, True, bias, 1, 1), {}
     for node in [n for n in calls(graph.graph) if op_name(n) == "bmm"]:
@@ -261,7 +266,7 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
         beta: Any = node.kwargs.get("beta", 1)
         alpha: Any = node.kwargs.get("alpha", 1)
         weight = op_name(node) != "baddbmm" and is_constant(b) and constant_value(graph, b).dim() == 2
-        if op_name(node) == "matmul" and not weight:
+        if op_name(node) == "matmul" and not weight and min(rank(a), rank(b)) > 1:
             continue
         if weight:
             if (again := (b.target, alpha)) not in transposed:
@@ -276,34 +281,24 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
         node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
 
 
-def _add_batches(graph: torch.fx.GraphModule) -> None:
-    """Give convolutions, linears and matmuls of one sample or one vector a batch of one: all that comes later knows
-    them with a batch alone."""
-    from trtpipe.model.nodes import calls, is_constant, is_float, op_name, shape_of
+def _batch_convolutions(graph: torch.fx.GraphModule) -> None:
+    """Give convolutions of one sample a batch of one, as `product` does it for vectors: all that comes later knows them
+    with a batch alone."""
+    from trtpipe.model.nodes import calls, op_name, shape_of
 
-    for node in [n for n in calls(graph.graph) if is_float(n) and op_name(n) in (*WEIGHTED, "matmul")]:
-        a, b = (len(shape_of(x)) for x in node.args[:2])  # type: ignore[arg-type]
-        if op_name(node) == "matmul" and 1 in (a, b) and not (b == 2 and is_constant(node.args[1])):  # `product`'s
-            node.target = matmul_of_vectors
-        elif op_name(node) in WEIGHTED and a < b:
+    for node in [n for n in calls(graph.graph) if op_name(n) in WEIGHTED and op_name(n) != "linear"]:
+        x, w = (len(shape_of(a)) for a in node.args[:2])  # type: ignore[arg-type]
+        if x < w:
             node.target, node.args = of_one_sample, (op_name(node), *node.args)
 
 
 def of_one_sample(name: str, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
-    """An operation of torch.ops.aten that takes samples, of one: `x`, floating-point [C, ...] where that takes
-    [N, C, ...], has no batch dimension, nor has the result."""
+    """A convolution of torch.ops.aten, of one sample: `x`, floating-point [C, ...] where that takes [N, C, ...], has no
+    batch dimension, nor has the result."""
     import torch
 
     result: torch.Tensor = getattr(torch.ops.aten, name)(x.unsqueeze(0), *others, **named).squeeze(0)
     return result
-
-
-def matmul_of_vectors(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b, of any one dtype, where either has the shape [K], as torch.matmul defines it."""
-    row, column = a.dim() == 1, b.dim() == 1
-    y = product(a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b, False, None, 1, 1)
-    y = y.squeeze(-1) if column else y
-    return y.squeeze(-1 if column else -2) if row else y
 
 
 def _spell_out_bilinears(graph: torch.fx.GraphModule) -> None:
@@ -321,9 +316,7 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, bias: torch.T
     """sum_ij a[..., i] W[o, i, j] b[..., j] + bias[o]: [..., O]; `rows` is W as [O J, I]."""
     import torch
 
-    if a.dim() == 1:
-        return bilinear(a.unsqueeze(0), b.unsqueeze(0), rows, bias).squeeze(0)
-    products = torch.nn.functional.linear(a, rows)
+    products = product(a, rows, True, None, 1, 1)
     summed = torch.matmul(products.reshape(*a.shape[:-1], -1, b.shape[-1]), b.unsqueeze(-1)).squeeze(-1)
     return summed if bias is None else summed + bias
 
@@ -350,12 +343,14 @@ def quotient(a: torch.Tensor, b: torch.Tensor | int, rounding_mode: str) -> torc
 def product(
     a: torch.Tensor, b: torch.Tensor, weight: bool, added: torch.Tensor | None, beta: float, alpha: float
 ) -> torch.Tensor:
-    """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]. Of integers there are matmuls alone: what a
-    linear becomes in ONNX, Gemm, takes none in ONNX Runtime."""
+    """beta * added + alpha * (a @ b), of vectors too; a `weight` b is [outputs, inputs]. Of integers there are matmuls
+    alone: what a linear becomes in ONNX, Gemm, takes none in ONNX Runtime."""
     import torch
 
+    if b.dim() == 1:
+        return product(a, b.unsqueeze(-1), weight, added, beta, alpha).squeeze(-1)
     if a.dim() == 1:
-        return product(a.unsqueeze(0), b, weight, added, beta, alpha).squeeze(0)
+        return product(a.unsqueeze(0), b, weight, added, beta, alpha).squeeze(-2)
     if weight and not (a.is_floating_point() or a.is_complex()):
         b, weight = b.t(), False
     if weight and (added is None or (beta == 1 and added.dim() == 1 and added.shape == b.shape[:1])):

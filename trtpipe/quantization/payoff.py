@@ -167,7 +167,8 @@ def gains_nothing(
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 
     def by_size(left: Collection[Node]) -> dict[Node, str]:
-        left = left if target == "tensorrt_rtx" else ()
+        if target != "tensorrt_rtx":
+            return {}
         return dict.fromkeys(makes_larger(graph, sites, left, certain), LARGER)
 
     by_traffic = dict.fromkeys(moves_more(graph, sites, [n for n in nodes if n not in by_shape], certain), TRAFFIC)
