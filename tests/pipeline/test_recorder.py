@@ -382,6 +382,8 @@ SCRATCH = {
     "hard link beside a folder":
         "d = os.open(t, os.O_RDONLY); os.link(data + '/v.txt', 'v.txt', dst_dir_fd=d); os.close(d)",
     "symbolic link": "os.symlink(data + '/v.txt', t + '/v.txt')",
+    "link to the folder": "os.symlink(data, t + '/all'); t += '/all'",
+    "link to a link to the folder": "os.symlink(data, t + '/one'); os.symlink('one', t + '/all'); t += '/all'",
     "moved there and back": "os.rename(data + '/v.txt', t + '/v.txt')",
 }  # fmt: skip
 
@@ -413,6 +415,21 @@ with tempfile.TemporaryDirectory() as t:
     assert bool(recorder.reads.notes) == (how in seen_elsewhere)
     (data / "v.txt").write_text("22")
     assert recorder.changed() == (() if how in (*seen_elsewhere, "moved there and back") else (str(data / "v.txt"),))
+    recorder.close()
+
+
+def test_scratch_in_a_folder_behind_a_link_is_no_ingredient(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    time.sleep(0.02)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        path = tmp_path / "link" / "v.txt"
+        subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'w').write('1')"], check=True)
+        path.read_text()
+        path.unlink()
+    assert [i for i in recorder.reads.items if i.kind == "file"] == []
+    assert recorder.changed() == ()
     recorder.close()
 
 

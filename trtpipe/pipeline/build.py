@@ -77,14 +77,14 @@ def build(
     require_place(out / job.name)
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)
-    of_graph: list[Judged] = []
+    found: Judged | None = None
 
     def meanwhile(lowered: Lowered, watched: Watched) -> None:
-        asked = job.check.require
-        of_graph.append(check_graph(job, prepared, lowered, stages, require=asked, watched=watched))
+        nonlocal found
+        found = check_graph(job, prepared, lowered, stages, require=job.check.require, watched=watched)
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
-    found = of_graph[0] if of_graph else check(job, prepared, compiled, stages)
+    found = found or check(job, prepared, compiled, stages)
     report = found.report
     if better := retuned(job, prepared, compiled.lowered.table, report, out, stages):
         job, tuned, how = better

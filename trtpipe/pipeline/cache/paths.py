@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import site
-import stat
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ def is_packages(path: str) -> bool:
 @dataclass(frozen=True)
 class Stamp:
     """A file when it was read: size, time of modification in ns, and inode; `since`, when it came to be at its path, or
-    was last changed in any way, in ns; and the path that it has behind a link."""
+    was last changed in any way, in ns; and the path that it has behind links, its own or of a folder above it."""
 
     size: int
     modified: int
@@ -66,11 +65,12 @@ class Stamp:
 def stamp_of(path: str) -> Stamp | None:
     """What is at a path now; None where nothing is."""
     try:
-        there, own = os.stat(path), os.lstat(path)
+        there, real = os.stat(path), os.path.realpath(path)
+        links = (folder for folder in map(str, Path(path).parents if real != path else ()) if os.path.islink(folder))
+        since = max(os.lstat(p).st_ctime_ns for p in (path, *links))
     except OSError:
         return None
-    real = os.path.realpath(path) if stat.S_ISLNK(own.st_mode) else path
-    return Stamp(there.st_size, there.st_mtime_ns, there.st_ino, own.st_ctime_ns, real)
+    return Stamp(there.st_size, there.st_mtime_ns, there.st_ino, since, real)
 
 
 def _systems(path: str) -> bool:

@@ -163,7 +163,7 @@ class Recorder:
                 if path in written and (asked or not os.path.exists(path)):  # its own
                     continue
                 if stamp is not None and self._is_gone(path, stamp):
-                    if stamp.real == path or not self.counts(stamp.real):
+                    if self._is_gone(stamp.real, stamp) or not self.counts(stamp.real):
                         continue
                     path = stamp.real
                 items.add(Read.from_plain([kind, self._portable(path)]))
