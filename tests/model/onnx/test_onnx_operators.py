@@ -95,6 +95,11 @@ BY_RUNTIME: list[tuple[str, dict[str, Any], list[Any], int]] = [
     ("LayerNormalization", {}, [PLANE[0, 0, :2, :3], PLANE[0, 0, 0, :3], PLANE[0, 0, 1, :3]], 17),
     ("Mod", {"fmod": 1}, [np.array([-5.5, 5.5], np.float32), np.array([2.0, -2.0], np.float32)], 17),
     ("Not", {}, [np.array([True, False])], 17),
+    *(
+        ("OneHot", at, [np.array([[0, -1], [3, 9]]), np.array(4), np.array([-3, 2])], 17)
+        for at in ({}, {"axis": 0}, {"axis": -2})
+    ),
+    ("ReduceLogSum", {"axes": [1], "keepdims": 0}, [1 + np.arange(6, dtype=np.float32).reshape(2, 3)], 17),
     ("ReduceLogSumExp", {"axes": [1], "keepdims": 0}, [np.arange(6, dtype=np.float32).reshape(2, 3)], 17),
     *(
         (f"Reduce{kind}", {"noop_with_empty_axes": 1}, [np.array([[-0.5, 2.0]], np.float32)], 18)

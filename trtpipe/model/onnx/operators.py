@@ -148,6 +148,18 @@ def _with(function: Callable[..., torch.Tensor], **defaults: float) -> Callable[
     return lambda node, x: function(as_tensor(x), *(node.get(name, value) for name, value in defaults.items()))
 
 
+def _thresholded(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return functional.threshold(x, alpha, 0.0)
+
+
+def _one_hot(node: Node, indices: Value, depth: Value, values: Value) -> Value:
+    data, classes, axis = as_tensor(indices), as_number(node, depth), node.get("axis", -1)
+    off, on = as_tensor(values)
+    at = axis % (data.dim() + 1)
+    known = torch.arange(classes).reshape(-1, *(1 for _ in range(data.dim() - at)))
+    return torch.where(_from_the_start(data, classes).unsqueeze(at) == known, on, off)
+
+
 def _reduced(
     function: Callable[..., torch.Tensor], of_numbers: Callable[..., Any] | None = None
 ) -> Callable[..., Value]:
@@ -268,7 +280,14 @@ _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
     "Sub": operator.sub,
 }
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Acos": torch.acos,
+    "Acosh": torch.acosh,
+    "Asin": torch.asin,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
+    "Atanh": torch.atanh,
     "Cos": torch.cos,
+    "Cosh": torch.cosh,
     "Erf": torch.erf,
     "Exp": torch.exp,
     "HardSwish": functional.hardswish,
@@ -280,6 +299,7 @@ _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Round": torch.round,
     "Sigmoid": torch.sigmoid,
     "Sin": torch.sin,
+    "Sinh": torch.sinh,
     "Softplus": functional.softplus,
     "Softsign": functional.softsign,
     "Tan": torch.tan,
@@ -288,6 +308,7 @@ _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _REDUCED: Mapping[str, Callable[..., torch.Tensor]] = {
     "ReduceL1": _norm(1),
     "ReduceL2": _norm(2),
+    "ReduceLogSum": lambda x, axes, keep: torch.log(torch.sum(x, axes, keep)),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": torch.amax,
     "ReduceMean": torch.mean,
@@ -338,6 +359,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Mod": _modulo,
     "Neg": either(operator.neg, _unary(torch.neg), operator.neg),
     "Not": either(operator.not_, _unary(torch.logical_not)),
+    "OneHot": _one_hot,
     "Or": either(operator.or_, _all(torch.logical_or)),
     "PRelu": _prelu,
     "Pow": either(_power_of_numbers, _power, _power_of_sizes),
@@ -348,6 +370,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Softmax": _softmax(functional.softmax),
     "Sqrt": either(math.sqrt, _unary(torch.sqrt)),
     "Sum": _all(torch.add),
+    "ThresholdedRelu": _with(_thresholded, alpha=1.0),
     "TopK": _top_k,
     "Trilu": _trilu,
     "Where": either(_chosen, _where, _chosen),
