@@ -165,8 +165,9 @@ def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]]) 
         )
     for binding in file.inputs:
         shape = inputs[binding.name]
-        fits = len(shape) == len(binding.shape) and all(
-            isinstance(theirs, str) or mine == theirs for mine, theirs in zip(shape, binding.shape, strict=True)
+        known = shape if binding.shape is None else binding.shape
+        fits = len(shape) == len(known) and all(
+            isinstance(theirs, str) or mine == theirs for mine, theirs in zip(shape, known, strict=True)
         )
         if not fits:
             raise InputError(

@@ -30,15 +30,17 @@ OPSETS = (7, 26)
 
 @dataclass(frozen=True)
 class OnnxBinding:
-    """An input or an output of the file; an extent that is not fixed is a name, or "?"."""
+    """An input or an output of the file; an extent that is not fixed is a name, or "?", and a shape that the file does
+    not give is None."""
 
     name: str
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...] | None
 
     def __str__(self) -> str:
         """As a message shows it."""
-        return f"{self.name} {self.dtype} [{', '.join(map(str, self.shape))}]"
+        shape = "of any shape" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
+        return f"{self.name} {self.dtype} {shape}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def opened(path: Path) -> ir.Model:
     with _invalid(path):
         proto = onnx.load(path, load_external_data=False)
         make_dense(proto.graph)
+        for imported in proto.opset_import:
+            imported.domain = "" if imported.domain in ONNX_DOMAINS else imported.domain  # as onnx_ir has that of nodes
         model = ir.from_proto(proto)
         ir.external_data.set_base_dir(model.graph, path.parent)
     if not len(model.graph):
@@ -338,9 +342,11 @@ def _require_taken(graph: ir.Graph) -> None:
 
 
 def _binding(value: ir.Value) -> OnnxBinding:
-    shape = [] if value.shape is None else [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]
+    shape = (
+        None if value.shape is None else tuple(d if isinstance(d, int) else str(d.value or "?") for d in value.shape)
+    )
     dtype = "float32" if value.dtype is None else str(value.dtype.numpy().name)
-    return OnnxBinding(str(value.name), dtype, tuple(shape))
+    return OnnxBinding(str(value.name), dtype, shape)
 
 
 def _turned(graph: ir.Graph, constants: dict[str, NDArray[Any]], marks: Marks) -> dict[str, tuple[str, str]]:
