@@ -300,12 +300,51 @@ def test_an_output_that_depends_on_its_batch_is_noted() -> None:
 
     loaded = nets.loaded(Batched(), out_shape=("N", 3))
     found = record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
-    off = float(np.abs(found.outputs["logits"][0]).max())  # of one sample alone every output is 0
+    off = float(np.abs(found.outputs["logits"][:3]).max())  # of one sample alone every output is 0
     assert found.notes == (
         f"check: output logits of a sample depends on the others in its batch: it differs by up to {off:.3g} between a "
-        "batch of 3, as checked, and of 1",
+        "batch of 3, as checked, and one of 1",
     )
     assert record_baseline(nets.residual(), BATCHES, 5, batch_size=3, kind="trace", progress=Silent()).notes == ()
+
+
+#: What a row y [N, 3] of a batch may take of the others, and of where it is.
+AMONG = {
+    "the first": lambda y: y - y[:1],
+    "the last": lambda y: y - 0.2 * y[-1:],
+    "the one before": lambda y: y + 0.5 * y.roll(1, 0),
+    "the one after": lambda y: torch.cat([y[1:], y[:1]]) + y,
+    "all before": lambda y: y.cumsum(0),
+    "the mirrored": lambda y: y + y.flip(0),
+    "the mean": lambda y: y - y.mean(0, keepdim=True),
+    "the spread": lambda y: y / (y.var(0, unbiased=False, keepdim=True) + 1e-3),
+    "its pair": lambda y: y + y[(torch.arange(y.shape[0]) ^ 1).clamp(max=y.shape[0] - 1)],
+    "its place": lambda y: y + torch.arange(y.shape[0])[:, None],
+    "the largest": lambda y: y.amax(0, keepdim=True) + 0 * y,
+    "none": lambda y: 2 * y,
+}
+
+
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize(("dims", "samples"), [
+    (DimRange(1, 4, 8), 6), (DimRange(2, 4, 8), 4), (DimRange(2, 4, 8), 2), (DimRange(4, 4, 4), 4), (DimRange(4, 4, 4), 6),
+    (DimRange(2, 2, 2), 1), (DimRange(4, 8, 8), 1), (DimRange(1, 4, 8), 1), (DimRange(1, 1, 1), 4),
+])  # fmt: skip
+def test_what_an_output_takes_of_its_batch_is_found_wherever_that_is(among: str, dims: DimRange, samples: int) -> None:
+    class Head(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return AMONG[among](x.float())
+
+    size: int | str = "N" if dims.min < dims.max else dims.max
+    held = {"N": dims} if isinstance(size, str) else {}
+    inputs = (TensorSpec("x", "float32", (size, 3), held),)
+    module = bind(Head(), inputs, {}, ("y",))
+    loaded = LoadedModel(module, inputs, (TensorSpec("y", "float32", (size, 3), held),), "w" * 64, "test")
+    x = np.random.default_rng(0).normal(1.0, 1.0, (samples, 3)).astype(np.float32)
+    batch = Batch({"x": x}, None, tuple(map(str, range(samples))))
+    found = record_baseline(loaded, [batch], samples, batch_size=dims.opt, kind="trace", progress=Silent())
+    assert found.mixed == (() if among == "none" or dims.max == 1 else ("y",))
+    assert [n for n in found.notes if "depends on the others" in n] == list(found.notes)
 
 
 @pytest.mark.parametrize(("count", "said"), [
@@ -340,4 +379,4 @@ def test_a_batch_that_is_filled_up_is_one_that_the_model_takes(mixed: bool) -> N
     arrays = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32), "mask": np.ones((2, 4), bool)}
     found = record_baseline(loaded, [Batch(arrays, None, ("a", "b"))], 2, batch_size=2, kind="trace", progress=Silent())
     assert found.mixed == (("y",) if mixed else ())
-    assert any("between a batch of 2, as checked, and of 4" in note for note in found.notes) == mixed
+    assert any("between a batch of 2, as checked, and one of 2 copies of it" in note for note in found.notes) == mixed

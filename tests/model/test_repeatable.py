@@ -53,6 +53,21 @@ class Remembering(nn.Module):
         return x.mean((2, 3)) + before
 
 
+class RememberingOneSize(nn.Module):
+    """Adds what it gave last where that is of the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.mean((2, 3))
+        if self.last is not None and self.last.shape == y.shape:
+            y = y + self.last
+        self.last = y.detach()
+        return y
+
+
 class Settling(nn.Module):
     """Answers otherwise from some call on, and the same ever after."""
 
@@ -75,7 +90,9 @@ def test_nor_is_one_that_changes_for_good(kind: Literal["trace", "script"]) -> N
         record_baseline(loaded, batches, 6, batch_size=1, kind=kind, progress=Silent())
 
 
-@pytest.mark.parametrize("network", [Noisy, Counting, Remembering, lambda: nn.Sequential(Noisy(), nn.ReLU())])
+@pytest.mark.parametrize(
+    "network", [Noisy, Counting, Remembering, RememberingOneSize, lambda: nn.Sequential(Noisy(), nn.ReLU())]
+)
 def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn.Module]) -> None:
     loaded = nets.loaded(network(), out_shape=("N", 3))
     with pytest.raises(InputError) as caught:

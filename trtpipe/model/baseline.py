@@ -16,7 +16,7 @@ from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, reach, sent
-from trtpipe.model.export import example_inputs, export, filled
+from trtpipe.model.export import example_inputs, export
 from trtpipe.model.output_specs import whole_value
 from trtpipe.model.repeating import EAGER_TOLERANCE, fresh, require_no_draws, require_repeatable, require_unchanged
 from trtpipe.progress import Progress
@@ -93,10 +93,11 @@ def _recorded(
     ids: list[str] = []
     worst = largest = 0.0
     first: dict[str, Array] = {}
+    first_count = 0
     at_first: tuple[torch.Tensor, ...] = ()
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
-            first = first or piece
+            first, first_count = (first, first_count) if first else (piece, count)
             args = sent([torch.from_numpy(piece[s.name]) for s in loaded.inputs], device)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 try:
@@ -110,6 +111,7 @@ def _recorded(
             at_first = at_first or tuple(eager)
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
             if name == "trace" and (failed or shapes != own):
+                require_unchanged(loaded, args, eager)  # a state may be of one size
                 raise _of_one_size(loaded, failed or f"it gives {shapes} where the model gives {own}")
             if shapes != own:
                 raise InputError(
@@ -135,7 +137,7 @@ def _recorded(
     repeats = partial(require_repeatable, loaded, args, *earlier)
     _require_agreement(loaded, name, outputs_of_all, worst, largest, repeats)
     every = np.concatenate(labels)
-    mixed = _mixed(loaded, batching, first, outputs_of_all, device)
+    mixed = _mixed(loaded, batching, first, first_count, outputs_of_all, device)
     notes = tuple(mixed.values())
     if device != CPU:
         notes = (f"baseline: computed by PyTorch on {device}", *notes)
@@ -221,41 +223,54 @@ def _mixed(
     loaded: LoadedModel,
     batching: Batching,
     first: Mapping[str, Array],
+    count: int,
     outputs: Mapping[str, Array],
     device: str,
 ) -> dict[str, str]:
-    """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`;
-    where that is the least, than in a larger one, filled up as made-up inputs are (`filled`)."""
+    """A line for each output with a batch axis that is another one for a sample of `first`, `count` samples and copies
+    that fill it up, among other samples or at another place: in the least batch, of copies of the sample alone. Where
+    there is but one, whose copies show nothing, it stands before and behind mirrored ones."""
     import torch
 
     (low, high), there = (batching.inputs[0].at(k)[0] for k in ("min", "max")), len(next(iter(first.values())))
-    size = low if low < there else min(high, 2 * there)
-    if size == there:
+    if high == 1:
         return {}
-    low = min(size, there)
-    whole, pieces = _whole(loaded), sent([torch.from_numpy(first[s.name][:low]) for s in loaded.inputs], device)
-    more = [filled([size - low, *a.shape[1:]], s.dtype, whole) for s, a in zip(loaded.inputs, pieces, strict=True)]
-    args = tuple(torch.cat(both) for both in zip(pieces, sent(more, device), strict=True))
-    with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
-        alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*fresh(args)), strict=True)}
-    notes = {}
-    for name, rows in batching.rows(alone, low).items():
-        wanted = outputs[name][:low]
-        if name in batching.whole or rows.shape != wanted.shape or not wanted.size:
-            continue
-        most = float(apart(torch.from_numpy(wanted), torch.from_numpy(rows)).abs().max())
-        if most > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-            notes[name] = (
-                f"check: output {name} of a sample depends on the others in its batch: it differs by up to {most:.3g} "
-                f"between a batch of {there}, as checked, and of {size}"
-            )
-    return notes
+    size = max(low, 2) if count == 1 else low
+    others = f"of {size} with it mirrored" if count == 1 else f"of {size} copies of it" if size > 1 else "of 1"
+    # Either end shows what a neighbour, the first or the last sample do; more are run where they are cheap.
+    ends = np.unique(np.linspace(0, count - 1, min(_MOST_ALONE, max(2, there // size))).astype(int))
+    most: dict[str, float] = {}
+    for at, place in [(0, 0), (0, size - 1)] if count == 1 else [(at, slice(None)) for at in ends]:
+        args = []
+        for spec in loaded.inputs:
+            one = torch.from_numpy(first[spec.name][at : at + 1])
+            batch = (one.flip(*range(1, one.dim())) if count == 1 else one).repeat(size, *[1] * (one.dim() - 1))
+            batch[place] = one
+            args.append(batch)
+        with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
+            found = loaded.module(*sent(args, device))
+        arrays = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, found, strict=True)}
+        for name, rows in batching.rows(arrays, size).items():
+            wanted = outputs[name][at : at + 1]
+            if name in batching.whole or rows.shape[1:] != wanted.shape[1:] or not wanted.size:
+                continue
+            for row in np.atleast_1d(np.arange(size)[place]):
+                off = apart(torch.from_numpy(wanted), torch.from_numpy(rows[row : row + 1]))
+                most[name] = reach(most.get(name, 0.0), off)
+    return {
+        name: f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "
+        f"between a batch of {there}, as checked, and one {others}"
+        for name, off in most.items()
+        if not off <= EAGER_TOLERANCE * max(1.0, float(np.abs(outputs[name][:count]).max()))
+    }
 
 
 def _named(ids: tuple[str, ...]) -> str:
     return f"sample{'s' * (len(ids) > 1)} {some_of(ids, 3)}"
 
 
+#: Samples that are run without the others of their batch.
+_MOST_ALONE = 8
 #: An output without a batch axis, unless it is a constant, sees the copies that fill up the last one.
 _FILLED_UP = (
     "check: {} has no batch axis; the last batch, of {} samples, was filled up to {} with copies of its last "
