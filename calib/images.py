@@ -175,12 +175,15 @@ def to_array(where: str, value: Any) -> Array:
     """A NumPy array, of its own dtype and shape, of what a user's callable gave: an array, a tensor or nested numbers.
 
     Raises:
-        CalibError: it is none of these.
+        CalibError: it is none of these, or has masked values.
     """
     with user_data(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
+        masked = np.ma.is_masked(value)
         array: Array = np.array(value)  # a copy: the callable may fill the same buffer with the next sample
+    if masked:
+        raise CalibError(f"{where}: a sample must have no masked values (got some). Fill them: numpy.ma.filled.")
     if array.dtype.kind not in "fiub":
         raise CalibError(
             f"{where}: a sample must be an array of numbers (got {type(value).__name__} of {array.dtype})."

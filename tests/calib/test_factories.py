@@ -57,6 +57,7 @@ def nothing(): return []
 def number(): return 7
 def triple(): return [(1, 2, 3)]
 def words(): return ["ab"]
+def masked(): return [np.ma.masked_equal(np.zeros(2), 0)]
 def mixed(): return [(np.zeros(2), 1), np.zeros(2)]
 def not_finite(): return [np.zeros(2), np.array([1.0, np.inf])]
 one = 1
@@ -163,6 +164,7 @@ def test_bad_values_are_skipped_when_asked():
         ("one", {}, r"must be package\.module:callable \(got 'factories_under_test:one'\)"),
         ("missing", {}, r"must be package\.module:callable \(got 'factories_under_test:missing'\)"),
         ("triple", {}, r"triple\[0\]: a sample must be an array, .* \(got a tuple of 3\)"),
+        ("masked", {}, r"masked\[0\]: a sample must have no masked values \(got some\)\. Fill them: numpy\.ma\.filled"),
         ("words", {}, r"words\[0\]: a sample must be an array of numbers \(got str of <U2\)"),
         ("mixed", {}, r"some samples have a label and others have none"),
         ("arrays", {"inputs": (X, Y)}, r"arrays\[0\]: must be \{input: array\} for 2 inputs \(got ndarray\)"),

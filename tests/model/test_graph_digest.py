@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import nets
@@ -12,6 +13,7 @@ from torch import nn
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.graph_digest import exact, operations
+from trtpipe.model.nodes import arguments_of, calls, op_name
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 BATCHES: tuple[int | DimRange, ...] = (1, 2, 5, DimRange(1, 1, 1), DimRange(1, 4, 8), DimRange(2, 3, 64))
@@ -90,3 +92,25 @@ VARIANTS: tuple[Callable[..., torch.Tensor], ...] = (
 def test_another_computation_with_the_same_weights_has_another_digest() -> None:
     digests = [operations(captured(lambda how=how: Changed(how), 2, (8,)).graph, "w") for how in VARIANTS]
     assert len(set(digests)) == len(VARIANTS)
+
+
+def test_copies_and_arguments_that_are_defaults_or_choose_a_kernel_do_not_count() -> None:
+    """Releases of PyTorch write other ones, and machines with and without a GPU."""
+    graph = captured(lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.GELU(), nn.LayerNorm(6)), 2, (4, 8)).graph
+    before, changed = operations(graph, "w"), 0
+    for node in calls(graph.graph):
+        every = arguments_of(node) | ({"cudnn_enable": False} if op_name(node) == "layer_norm" else {})
+        changed += len(every) - len(node.args) - len(node.kwargs)
+        node.args, node.kwargs = (), every
+    assert changed > 3
+    assert operations(graph, "w") == before
+    norm = next(n for n in calls(graph.graph) if op_name(n) == "layer_norm")
+    for operator, more in ((torch.ops.aten.clone.default, ()), (torch.ops.aten.slice.Tensor, (0, 0, sys.maxsize))):
+        source = norm.args[0] if norm.args else norm.kwargs["input"]
+        with graph.graph.inserting_before(norm):
+            copy = graph.graph.call_function(operator, (source, *more))
+        copy.meta["val"] = source.meta["val"]
+        norm.replace_input_with(source, copy)
+        assert operations(graph, "w") == before
+    norm.kwargs = norm.kwargs | {"eps": 1e-3}
+    assert operations(graph, "w") != before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def test_what_is_no_program_says_why(tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(b"no archive")
     (problem,) = deep_problems(load_job(path))
     assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")
+    assert str(problem).endswith(").")
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:  # what another release writes
+        archive.writestr("net/format", "of tomorrow")
+    (problem,) = deep_problems(load_job(path))
+    assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")
+    assert str(problem).endswith(f"). If a newer PyTorch saved it, save it by {torch.__version__}.")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

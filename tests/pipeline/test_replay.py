@@ -127,6 +127,14 @@ def test_another_graph_is_said(tmp_path):
     assert str(compared(before, now)) == (
         "the engine differs: model.onnx differs: the model, its weights, the calibration or trtpipe's own code changed"
     )
+    here = {"numpy": "2.0", "python": "3.11.7", "torch": "2.14.1"}
+    then, now = (
+        dataclasses.replace(b, manifest=b.manifest.model_copy(update={"environment": environment}))
+        for b, environment in ((before, here | {"numpy": "1.26", "torch": "2.6.0"}), (now, here))
+    )
+    assert str(compared(then, now)).endswith(
+        "or trtpipe's own code changed, or what wrote it: torch 2.6.0 then, 2.14.1 now; numpy 1.26 then, 2.0 now"
+    )
 
 
 def test_another_precision_is_said_and_not_the_graph_that_it_makes(tmp_path):

@@ -158,6 +158,10 @@ def test_batches_fit_the_engine(tmp_path: Path) -> None:
         ({"image": np.zeros((1, 3, 8, 8))}, "input image must be float32 (got float64). Convert it."),
         ({"image": [[1.0, 2.0]]}, "input image must be a NumPy array (got list of list). Convert it."),
         (
+            {"image": np.ma.masked_equal(np.zeros((1, 3, 4, 4), np.float32), 0)},
+            "input image must have no masked values (got some). Fill them.",
+        ),
+        (
             {"image": np.zeros((1, 3, 8, 9), np.float32)},
             "input image must have the shape [N, 3, 8, 8] (got [1, 3, 8, 9]). Reshape or resize it.",
         ),

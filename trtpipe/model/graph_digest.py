@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtpipe.model.nodes import calls, is_constant, op_name
+from trtpipe.model.nodes import arguments_of, calls, is_constant, op_name
 
 if TYPE_CHECKING:
     import torch
 
 #: Operations that give a tensor another shape and no other values.
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
+#: Operations that pass a tensor on: one release of PyTorch writes a dropout in eval mode as a copy, another not at all.
+PASSED_ON = frozenset(("clone", "alias", "detach", "contiguous"))
 #: Operations that a table's corrections name, with their constants.
 NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
 #: What a value made of constants alone is shown as, and a size.
@@ -29,21 +32,25 @@ def operations(graph: torch.fx.GraphModule, weights: str) -> str:
     """SHA-256 of what is computed from the inputs, by which operations in which order, and of the digest `weights`.
 
     A network captured for one batch size has the digest that it has for a range of them: sizes, changes of shape and
-    what is made of constants alone (a class token for each sample) are left out. What a calibration table names is in
-    it: the operations that are corrected, and their constants.
+    what is made of constants alone (a class token for each sample) are left out. So is what releases of PyTorch write
+    differently: copies, arguments that are an operator's defaults, and whether cuDNN may compute it. What a calibration
+    table names is in it: the operations that are corrected, and their constants.
     """
     names: dict[torch.fx.Node, str] = {n: n.name for n in graph.graph.nodes if n.op == "placeholder"}
     lines = [weights]
     for node in calls(graph.graph):
+        if not node.users:
+            continue
         if not _is_tensor(node):
             names[node] = SIZE
         elif all(is_constant(a) or names[a] in (CONSTANT, SIZE) for a in node.all_input_nodes):
             names[node] = CONSTANT
-        elif op_name(node) in MOVES:
+        elif op_name(node) in MOVES | PASSED_ON or _is_whole(node):
             names[node] = names[node.all_input_nodes[0]]
         else:
             names[node] = node.name if op_name(node) in NAMED else f"%{len(lines)}"
-            read = _shown([node.args, node.kwargs], node, names)
+            given = arguments_of(node, defaults=False)
+            read = _shown({name: given[name] for name in sorted(given) if not name.startswith("cudnn_")}, node, names)
             lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}")
     (end,) = (n for n in graph.graph.nodes if n.op == "output")
     return hashlib.sha256("\n".join([*lines, _shown(end.args, end, names)]).encode()).hexdigest()
@@ -56,13 +63,18 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
 
 
+def _is_whole(node: torch.fx.Node) -> bool:
+    """Whether a slice takes all there is."""
+    given = arguments_of(node)
+    ends = given.get("start") in (0, None), given.get("end") in (None, sys.maxsize), given.get("step") == 1
+    return op_name(node) == "slice" and all(ends)
+
+
 def _rank(value: object) -> str:
-    """Of a tensor, or of each of several: how many axes it has."""
+    """Of a tensor, how many axes it has; of several nothing, as those that are read are nodes of their own."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return str(value.dim())
-    return " ".join(_rank(v) for v in value) if isinstance(value, tuple | list) else ""
+    return str(value.dim()) if isinstance(value, torch.Tensor) else ""
 
 
 def _shown(value: object, reader: torch.fx.Node, names: Mapping[torch.fx.Node, str]) -> str:

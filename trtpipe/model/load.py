@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,7 +273,8 @@ def _read(path: str) -> torch.export.ExportedProgram:
             ) from None
         if lacking is None:
             got = f"{Path(path).name}: {first_line(reason)}"
-            raise InputError(f"model.program: must be a file of torch.export.save (got {got}).") from error
+            newer = f" If a newer PyTorch saved it, save it by {torch.__version__}." if zipfile.is_zipfile(path) else ""
+            raise InputError(f"model.program: must be a file of torch.export.save (got {got}).{newer}") from error
         name = next(n for n in lacking.groups() if n)
         of_torchvision = name.startswith("torchvision.") and find_module("torchvision") is not None
         if not of_torchvision or "torchvision" in sys.modules:

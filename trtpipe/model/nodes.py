@@ -7,7 +7,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterator
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
@@ -62,6 +62,19 @@ def op_name(node: torch.fx.Node) -> str:
         name = str(target._schema.name)
         return name if is_foreign(node) else name.rpartition("::")[2]
     return getattr(target, "__name__", str(target))
+
+
+def arguments_of(node: torch.fx.Node, *, defaults: bool = True) -> dict[str, Any]:
+    """A call's arguments by the names of its operator's schema, those that are its `defaults` too, or none that is; of
+    a Python function by place and keyword."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {str(k): value for k, value in enumerate(node.args)} | node.kwargs
+    arguments = node.target._schema.arguments
+    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    default = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    if defaults:
+        return default | given
+    return {name: value for name, value in given.items() if name not in default or value != default[name]}
 
 
 def is_foreign(node: torch.fx.Node) -> bool:

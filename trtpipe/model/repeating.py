@@ -91,9 +91,9 @@ def require_no_draws(graph: torch.fx.GraphModule) -> None:
 def _out_of_training(node: torch.fx.Node) -> bool:
     """Whether an operation draws in training alone and is told that it does not train: dropouts, recurrent layers,
     attention."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((a.name for a in arguments), node.args, strict=False))
-    values = {a.name: a.default_value for a in arguments if a.has_default_value()} | given | node.kwargs
+    from trtpipe.model.nodes import arguments_of
+
+    values = arguments_of(node)
     return any(values.get(name) is False for name in ("train", "training")) or values.get("dropout_p") == 0
 
 

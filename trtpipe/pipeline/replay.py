@@ -84,7 +84,9 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
     why += [f"another precision ({', '.join(recast)})"] if recast else []
     graphs = [m.files[GRAPH].sha256 if GRAPH in m.files else "" for m in (then, here)]
     if graphs[0] != graphs[1] and not recast:
-        why.append(f"{GRAPH} differs: the model, its weights, the calibration or trtpipe's own code changed")
+        other = _other_releases(then.environment, here.environment)
+        wrote = f", or what wrote it: {'; '.join(other)}" if other else ""
+        why.append(f"{GRAPH} differs: the model, its weights, the calibration or trtpipe's own code changed{wrote}")
     if then.engine.target == "tensorrt" and TIMING_CACHE not in then.files:
         why.append(
             f"the bundle holds no {TIMING_CACHE}: it was built without build.timing_cache, so tactics were timed anew"
@@ -99,9 +101,13 @@ _MOST_NAMED = 4
 
 def _around(then: Mapping[str, str], here: Mapping[str, str]) -> str:
     """What is left to say where nothing that decides is other: the releases around it that are."""
-    own = [n for n in here if not n.endswith(OF_KIT)]  # what made the graph, which is the same
-    other = [f"{n} {then.get(n, 'none')} then, {here[n]} now" for n in own if then.get(n) != here[n]]
-    return "; ".join(["of the same graph and options by the same TensorRT", *other[:_MOST_NAMED]])
+    return "; ".join(["of the same graph and options by the same TensorRT", *_other_releases(then, here)])
+
+
+def _other_releases(then: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    own = [n for n in here if not n.endswith(OF_KIT)]  # of a kit, what made its graph
+    other = sorted((n for n in own if then.get(n) != here[n]), key="torch".__ne__)  # it first, as it writes the graph
+    return [f"{n} {then.get(n, 'none')} then, {here[n]} now" for n in other[:_MOST_NAMED]]
 
 
 def _listed(capabilities: tuple[str, ...]) -> str:

@@ -280,6 +280,8 @@ class Model:
             array = arrays[name]
             if not isinstance(array, np.ndarray):
                 raise InputError(f"{where}: input {name} must be a NumPy array (got {_kind(array)}). Convert it.")
+            if np.ma.is_masked(array):
+                raise InputError(f"{where}: input {name} must have no masked values (got some). Fill them.")
             if array.dtype != np.dtype(spec.dtype):
                 raise InputError(f"{where}: input {name} must be {spec.dtype} (got {array.dtype}). Convert it.")
             if not array.ndim or not has_shape(array.shape[1:], spec.shape[1:], spec.dims):
