@@ -16,10 +16,13 @@ _pytree = logging.getLogger("torch.utils._pytree")
 _level = _pytree.level
 _pytree.setLevel(logging.ERROR)  # torchao 0.18 on torch 2.14 announces a deprecation of its own at import
 try:
+    from torch.ao.quantization.fx import utils as _fx_utils
+
     if TYPE_CHECKING or needs_torchao(torch.__version__):
+        from torchao import utils as _utils
+        from torchao.quantization.pt2e import quantize_pt2e as _pt2e
         from torchao.quantization.pt2e.constant_fold import constant_fold
         from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import (
             QuantizationAnnotation,
             QuantizationSpec,
@@ -29,9 +32,10 @@ try:
         from torchao.quantization.pt2e.utils import _fuse_conv_bn_
     else:
         from torch._inductor.constant_folding import constant_fold
+        from torch.ao.quantization import quantize_pt2e as _pt2e
+        from torch.ao.quantization import utils as _utils
         from torch.ao.quantization.observer import UniformQuantizationObserverBase
         from torch.ao.quantization.pt2e.utils import _fuse_conv_bn_
-        from torch.ao.quantization.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torch.ao.quantization.quantizer import (
             QuantizationAnnotation,
             QuantizationSpec,
@@ -61,6 +65,27 @@ __all__ = [
     "fuse_conv_bn",
     "prepare_pt2e",
 ]
+
+
+def prepare_pt2e(graph: torch.fx.GraphModule, quantizer: Quantizer) -> torch.fx.GraphModule:
+    """The graph with the observers that the quantizer asks for; it is changed."""
+    prepared: torch.fx.GraphModule = _forgotten(_pt2e.prepare_pt2e(graph, quantizer))
+    return prepared
+
+
+def convert_pt2e(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with Q/DQ in the places of its observers; it is changed."""
+    converted: torch.fx.GraphModule = _forgotten(_pt2e.convert_pt2e(graph))
+    return converted
+
+
+def _forgotten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph, which the library no longer holds: it keeps every module whose device it asked for, with all weights
+    (torchao 0.18 and torch 2.14: `functools.cache`)."""
+    for module, name in ((_utils, "_assert_and_get_unique_device"), (_fx_utils, "assert_and_get_unique_device")):
+        if (clear := getattr(getattr(module, name, None), "cache_clear", None)) is not None:
+            clear()
+    return graph
 
 
 def fold_constants(module: torch.fx.GraphModule) -> None:
