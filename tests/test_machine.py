@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import os
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
-from trtpipe.machine import available_bytes, usable_cores
+from trtpipe import machine
+from trtpipe.machine import MUCH, Heap, available_bytes, private_bytes, usable_cores
 
 
 def test_the_cores_of_a_process_are_those_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +42,63 @@ def test_a_system_without_the_file_reports_no_memory(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "read_text", absent)
     assert available_bytes() is None
+
+
+def test_the_memory_of_a_process_is_what_it_shares_with_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: "900 70 20 3 0 50 0\n")
+    assert private_bytes() == 50 * mmap.PAGESIZE
+
+    def absent(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert private_bytes() is None
+    Heap().settle()
+
+
+#: Fills glibc's heap with blocks that are all freed but for the last, behind which the heap cannot shrink.
+HEAP = """
+import ctypes, sys
+from trtpipe.machine import Heap, private_bytes
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.free(libc.malloc(30 << 20))
+heap, began = Heap(), private_bytes()
+blocks = [libc.malloc(1 << 20) for _ in range(int(sys.argv[1]))]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+full = private_bytes()
+for block in blocks[:-1]:
+    libc.free(block)
+kept = private_bytes()
+heap.settle()
+print((kept - began) / (full - began), (private_bytes() - began) / (full - began))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps what is freed")
+@pytest.mark.parametrize(("blocks", "returned"), [(4 * (MUCH >> 20), True), (MUCH >> 22, False)])
+def test_a_process_that_grew_by_much_returns_what_it_freed(blocks: int, returned: bool) -> None:
+    ran = subprocess.run([sys.executable, "-c", HEAP, str(blocks)], capture_output=True, text=True, check=True)
+    before, after = map(float, ran.stdout.split())
+    assert before > 0.9
+    assert (after < 0.2) is returned
+
+
+@pytest.mark.parametrize("garbage", [False, True])
+def test_cycles_are_searched_where_they_may_hold_much(garbage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        pass
+
+    cycle = Graph()
+    cycle.itself = cycle  # type: ignore[attr-defined]
+    held, sizes = weakref.ref(cycle), iter([0, MUCH + 1, 0])
+    monkeypatch.setattr(machine, "private_bytes", lambda: next(sizes))
+    heap = Heap()
+    gc.disable()
+    try:
+        del cycle
+        heap.settle(garbage=garbage)
+        assert (held() is None) is garbage
+    finally:
+        gc.enable()

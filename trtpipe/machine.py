@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import os
 from pathlib import Path
+
+#: Bytes by which a process may grow before it returns what it does not use.
+MUCH = 64 << 20
 
 
 def usable_cores() -> int:
@@ -19,3 +25,40 @@ def available_bytes() -> int | None:
         return None
     fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
     return int(fields[1]) * 1024 if fields else None
+
+
+def private_bytes() -> int | None:
+    """Memory in bytes that this process has for itself: what is resident, without files and shared memory; None where
+    the system does not report it."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE
+
+
+class Heap:
+    """The memory that this process has for itself, and what it returns of it to the system once it has grown by much.
+
+    glibc keeps what is freed: blocks of up to 32 MiB, as most tensors are, lie in its heap once a larger one was freed
+    (mallopt(3), M_MMAP_THRESHOLD), and of that only the end shrinks by itself. To return all of it after each use takes
+    longer than to compute some operations.
+    """
+
+    def __init__(self) -> None:
+        self._settled = private_bytes()
+
+    def settle(self, *, garbage: bool = False) -> None:
+        """Return what is not used, if the process has grown by `MUCH` since that was last done.
+
+        Args:
+            garbage: search for it, which takes a second: graphs are cycles, and hold their weights until then.
+        """
+        now = private_bytes()
+        if now is None or self._settled is None or now <= self._settled + MUCH:
+            return
+        if garbage:
+            gc.collect()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's alone
+            trim(0)
+        self._settled = private_bytes()

@@ -21,6 +21,7 @@ from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
 from trtpipe.evaluation.metrics import sqnr_db
+from trtpipe.machine import Heap
 from trtpipe.model.baseline import compiled, record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
@@ -108,6 +109,7 @@ class Stages:
     ) -> None:
         self._reporter, self._recording = reporter, recording
         self._seconds: dict[str, float] = {}
+        self._heap: Heap | None = None
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -116,7 +118,7 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's, and the process is left as it was found."""
+        """One stage; calib's errors become the user's, the process is left as it was found, and memory is returned."""
         began = time.perf_counter()
         own = nullcontext() if name in COMPILING else self.unnamed()
         with self._reporter.stage(name), own:
@@ -126,6 +128,9 @@ class Stages:
                 raise Cancelled(str(error)) from error
             except CalibError as error:
                 raise InputError(f"{name}: {error}") from error
+        if self._heap is None:  # the first stage loads libraries, which stay
+            self._heap = Heap()
+        self._heap.settle(garbage=True)
         self._seconds[name] = time.perf_counter() - began
 
     @contextmanager

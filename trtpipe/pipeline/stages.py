@@ -15,6 +15,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
+from trtpipe.machine import Heap
 from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
@@ -160,9 +161,11 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
     def make() -> Lowered:
         made = table()
         quantized = quantize(job, prepared, made, stages)
+        lowered = lowered_of(prepared, quantized, made, None)
         with stages("export"):
             graph = to_onnx(quantized, release(job), plugins=bool(job.build.plugins))
-        return lowered_of(prepared, quantized, made, graph)
+            del quantized  # its program holds the graph's weights once more
+        return replace(lowered, graph=graph)
 
     return (results or Uncached()).on_disk("graph", LOWERED, make)
 
@@ -251,8 +254,11 @@ def check_graph(
     graph, target = lowered.graph, job.build.target
     assert graph is not None
     with stages("check") as progress, ExitStack() as opened:
+        heap = Heap()
+        opened.callback(heap.settle)  # once the session is closed
         runner = opened.enter_context(graph_as_checked(graph.data, target))
         damaged, shown = graph_control(*damaged_copy(graph), target), watched(progress)
+        heap.settle()
         # The control is another session as large as this one, which ends before it.
         return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, ended=opened.close)
 

@@ -9,7 +9,6 @@ it in INT8: what is fitted later changes nothing of an earlier one.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
 from calib.types import Array
 from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
+from trtpipe.machine import Heap
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
@@ -111,6 +111,7 @@ class _Corrector:
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
         self._steps: list[Step] = []
+        self._heap = Heap()
         self._arrays: Arrays = {}
         self._now = captured
         self._amax: Mapping[str, float] = table.amax
@@ -122,6 +123,7 @@ class _Corrector:
 
     def run(self) -> CalibrationTable:
         self._choose_ranges()
+        self._heap.settle(garbage=True)
         for at in range(len(self._placements)):
             self._at = at
             fixed = self._fixed
@@ -137,6 +139,7 @@ class _Corrector:
         ):
             if name in self._which and (mine := self._concern(mine)):
                 self._scale(name, mine)
+                self._heap.settle(garbage=True)
         if self._arrays.keys() != before.arrays.keys():
             self._on_all_samples(before)
         if {"thresholds", "rounding", "bias"} & set(self._which):
@@ -238,7 +241,7 @@ class _Corrector:
             arrays = equalize(self._now.graph, some, values)
             if not arrays:
                 continue
-            trial = corrected(self._plain, merged(self._arrays, arrays))
+            trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
             table, amax = self._calibrated(trial, self._few)
             scores = self._measured(trial, amax)
             gains = self._gain(scores, self._scores)
@@ -267,12 +270,14 @@ class _Corrector:
             amax = self._thresholds()
             if amax:
                 self._judged("thresholds", {}, amax, f"{len(amax)} tensors")
+                self._heap.settle(garbage=True)
         if not {"rounding", "bias"} & set(self._which):
             return
         captured, samples = self._placed(), self._samples
         fitted = Sweep(captured, self._amax, samples.fit, samples.local, self._which, self._progress, self._fixed).run()
         levels, biases = _levels(fitted), _biases(fitted)
         rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
+        self._heap.settle(garbage=True)
         if biases:  # they were fitted together: biases may be what makes the levels pay
             detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
             self._judged("bias", {**levels, **biases}, {}, detail)
@@ -289,7 +294,7 @@ class _Corrector:
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
-        trial = corrected(self._plain, trial_arrays)
+        trial = corrected(self._plain, trial_arrays, (self._now, self._arrays))
         scores = self._measured(trial, trial_amax, first=self._at)
         if kept := self._note(name, self._gain(scores, self._scores), scores, detail):
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
@@ -308,7 +313,6 @@ class _Corrector:
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
             self._scores = list(scores)
-        gc.collect()  # graphs are cycles: those of trials hold weights of their own
         return kept
 
 

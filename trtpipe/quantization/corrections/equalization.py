@@ -17,6 +17,7 @@ import torch
 
 from calib.algorithms import INT8_MAX
 from calib.types import Array
+from trtpipe.machine import Heap
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections.domains import Domain, groups_of
 from trtpipe.quantization.corrections.edits import Arrays
@@ -120,10 +121,12 @@ def _inputs(domain: Domain) -> tuple[Node, ...]:
 def equalize(graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]) -> dict[str, Array]:
     """Scales for the constants around each domain, float32 [C], as `edits` writes them."""
     arrays: dict[str, Array] = {}
+    heap = Heap()
     for domain in domains:
         s = _scales(graph, domain, values)
         if s is not None:
             arrays = merged(arrays, scales_around(domain, s))
+        heap.settle()
     return dict(sorted(arrays.items()))
 
 

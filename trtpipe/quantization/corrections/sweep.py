@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from trtpipe.errors import Cancelled
+from trtpipe.machine import Heap
 from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.quantization import rounding
 from trtpipe.quantization.corrections.domains import groups_of
@@ -103,7 +104,7 @@ class Sweep:
         """
         plain = [self._machine.inputs(b) for b in self._batches]
         coded = [self._machine.inputs(b) for b in self._batches]
-        quantized = False  # until then both are the same
+        quantized, heap = False, Heap()  # until then both are the same
         with torch.inference_mode():
             for at, node in self._machine.operations:
                 if self._progress.cancelled():
@@ -124,6 +125,7 @@ class Sweep:
                     for dead in dying:
                         one.pop(dead, None)
                         other.pop(dead, None)
+                heap.settle()
         return self.fitted
 
     def _bias(self, node: Node, channels: int) -> torch.Tensor:
@@ -232,7 +234,7 @@ class Sweep:
             rounding.add_moments(moments, q)
             lost.baddbmm_(rows @ gone if first else gone, q.mT)
             count += q.shape[-1]
-        moments = moments.triu() + moments.triu(1).mT
+        moments.triu_().add_(moments.triu(1).mT)
         return moments.div_(count), (lost if first else rows @ lost).div_(count)
 
     def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
