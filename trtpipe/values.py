@@ -148,14 +148,13 @@ class Baseline:
 
 @dataclass(frozen=True, eq=False)
 class Int8Weight:
-    """What an operation reads in INT8 in place of its own weight and bias, each None where it keeps its own.
+    """What an operation reads in INT8 in place of its own weight (`stored`: float32 on the grid of `scales`, float32
+    [C_out], or int8 levels to be multiplied along `axis`) and `bias` (float32 [C_out]); None where it keeps its own."""
 
-    `weight` is float32 on the grid of `scales` (float32 [C_out]); `bias` is float32 [C_out].
-    """
-
-    weight: torch.Tensor | None
+    stored: torch.Tensor | None
     scales: torch.Tensor | None
     bias: torch.Tensor | None
+    axis: int = 0
 
 
 @dataclass(frozen=True)

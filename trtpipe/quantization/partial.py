@@ -17,6 +17,7 @@ from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import INT8, scales_of
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.precision import ScaleTypes
+from trtpipe.quantization.rounding import on_grid
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
@@ -55,7 +56,7 @@ def roundings(
         if site.axis is None:
             one: Rounding = per_tensor(amax[site.group], half)
         else:
-            one = _per_channel(site.axis, half) if own is None or own.weight is None else replaced(own.weight)
+            one = _per_channel(site.axis, half) if own is None or own.stored is None else _corrected(own)
             bias = bias_of(site.consumer)
             if own is not None and own.bias is not None and bias is not None:
                 result.setdefault(site.consumer, {})[bias] = replaced(own.bias)
@@ -66,6 +67,17 @@ def roundings(
 def replaced(value: torch.Tensor) -> Rounding:
     """A rounding that ignores its input and gives `value`, of the input's dtype and shape."""
     return lambda x: value.to(x.device)
+
+
+def _corrected(own: Int8Weight) -> Rounding:
+    """A rounding that gives the corrected weight."""
+
+    def given(x: torch.Tensor) -> torch.Tensor:
+        weight = on_grid(own)
+        assert weight is not None
+        return weight.to(x.device)
+
+    return given
 
 
 def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
@@ -195,3 +207,19 @@ class Partial:
                 if node in watched:
                     seen[node] = result
         return tuple(result), seen
+
+    def side_by_side(self, alive: Sequence[dict[Node, Any]], changed: Roundings) -> list[tuple[torch.Tensor, ...]]:
+        """The outputs [B, ...] of several batches, which go through each operation together.
+
+        A rounded constant is made once for all of them, and gone before the next operation: those of all operations
+        would be the weights once more. `alive` are the batches' `inputs`, which are used up.
+        """
+        results: list[Any] = [()] * len(alive)
+        with torch.inference_mode():
+            for node in self.nodes:
+                here = dict(changed.get(node, {}))
+                for constant in [n for n in here if is_constant(n)]:
+                    here[constant] = replaced(here[constant](constant_value(self.graph, constant)))
+                for k, values in enumerate(alive):
+                    results[k] = self.step(node, values, {node: here})
+        return [tuple(result) for result in results]

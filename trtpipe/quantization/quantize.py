@@ -34,6 +34,7 @@ from trtpipe.quantization.precision import (
     place_casts,
     scale_types,
 )
+from trtpipe.quantization.rounding import on_grid
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
     """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy."""
     for node in [n for n in graph.graph.nodes if n.name in weights]:
         one, weight, bias = weights[node.name], node.args[1], bias_of(node)
-        if one.weight is not None:
-            set_constant(graph, weight, one.weight)
+        if (read := on_grid(one)) is not None:
+            set_constant(graph, weight, read)
         if one.bias is not None:
             new = add_constant(graph, f"{node.name}_int8_bias", one.bias, node)
             node.args = (*node.args[:2], new, *node.args[3:])

@@ -14,6 +14,7 @@ import torch
 
 from calib.algorithms import WEIGHT_RANGE
 from trtpipe.quantization.formats import INT8, scales_of
+from trtpipe.values import Int8Weight
 
 #: Added to the diagonal of the inputs' second moments, relative to its mean.
 DAMPING = 0.01
@@ -30,6 +31,21 @@ def weight_scales(w: torch.Tensor) -> torch.Tensor:
     better: with 127 levels the largest weight costs more when it is cut than all the others gain.
     """
     return scales_of(w.abs().amax(-1), INT8, torch.bfloat16)
+
+
+def scaled(w: torch.Tensor, s: torch.Tensor, axis: int) -> torch.Tensor:
+    """`w` times `s` [C] along `axis`."""
+    return w * s.reshape([-1 if d == axis else 1 for d in range(w.dim())])
+
+
+def on_grid(own: Int8Weight) -> torch.Tensor | None:
+    """The weight that an operation reads in INT8, float32 in its own shape; None where that is its own one.
+
+    Levels are multiplied anew each time: the weights of all operations would take four times their levels' memory.
+    """
+    if own.stored is None or own.scales is None or own.stored.is_floating_point():
+        return own.stored
+    return scaled(own.stored.to(torch.float32), own.scales, own.axis)
 
 
 def int8_levels(x: torch.Tensor) -> torch.Tensor:
@@ -80,9 +96,11 @@ def second_order(
     h = h.gather(2, backwards[:, None, :].expand_as(h))
     h.diagonal(dim1=1, dim2=2).add_(damping.gather(1, backwards))
     lower, bad = torch.linalg.cholesky_ex(h)
+    del h  # as large as all the rest of a wide layer
     if bool(bad.any()):
         return [levels_of(w / steps[..., None]) for w, steps in zip(targets, scales, strict=True)]
     feedback = lower.flip(1, 2)  # the upper factor of the moments, in `order`
+    del lower
     feedback /= feedback.diagonal(dim1=1, dim2=2)[:, None, :].clone()
     columns = order[:, None, :].expand_as(targets[0])
     wanted, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
@@ -119,6 +137,7 @@ def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, dampin
     h = moments.clone()
     h.diagonal(dim1=1, dim2=2).add_(damping * diagonal.mean(1, keepdim=True).clamp_min(1e-30))
     factor, bad = torch.linalg.cholesky_ex(h)
+    del h
     if bool(bad.any()):
         return w
     return w + torch.cholesky_solve(lost.mT, factor).mT

@@ -21,6 +21,7 @@ from calib.types import Array
 from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
 from trtpipe.model.products import WEIGHTED
 from trtpipe.model.sites import find_sites
+from trtpipe.quantization.rounding import scaled
 from trtpipe.values import Captured, Int8Weight
 
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, Array]
 
 
-def corrected(captured: Captured, arrays: Arrays) -> Captured:
+def corrected(captured: Captured, arrays: Arrays, like: tuple[Captured, Arrays] | None = None) -> Captured:
     """The captured graph with a table's corrections; `captured` itself where there are none.
 
     Args:
         captured: as calibration saw it.
         arrays: of the table's `Corrections`: factors of a constant's channels and biases of operations, float32 [C];
             INT8 levels in the shape of their constant, with their steps.
+        like: what this function gave for `captured` and other arrays, and these: a constant that has the very same
+            factors in both is shared, not multiplied again.
 
     Raises:
         CalibError: an array is of no constant or operation of this graph, or has another shape.
@@ -48,16 +51,38 @@ def corrected(captured: Captured, arrays: Arrays) -> Captured:
     for key, array in sorted(arrays.items()):
         kind, _, name = key.partition(":")
         if kind == "scale":
-            axis, _, name = name.partition(":")
-            node = _known(constants, name, key)
-            set_constant(graph, node, scaled(constant_value(graph, node), torch.from_numpy(array), int(axis)))
+            _known(constants, name.partition(":")[2], key)
         elif kind == "levels":
             _known(constants, name, key)
         elif kind == "bias":
             _with_bias(graph, _known(operations, name, key), len(array))
+    made = {} if like is None else _factors(like[1])
+    for name, factors in _factors(arrays).items():
+        node = constants[name]
+        if like is not None and _same(factors, made.get(name, {})):
+            set_constant(graph, node, constant_value(like[0].graph, node))
+            continue
+        for axis, factor in factors.items():
+            set_constant(graph, node, scaled(constant_value(graph, node), torch.from_numpy(factor), axis))
     graph.recompile()
     sites, skipped = find_sites(graph)
     return replace(captured, graph=graph, sites=sites, skipped=skipped, int8=_int8(graph, arrays))
+
+
+def _factors(arrays: Arrays) -> dict[str, dict[int, Array]]:
+    """By the name of a constant, what its channels are multiplied by along which axis, in the order that it is done."""
+    factors: dict[str, dict[int, Array]] = {}
+    for key, array in sorted(arrays.items()):
+        kind, _, name = key.partition(":")
+        if kind == "scale":
+            axis, _, name = name.partition(":")
+            factors.setdefault(name, {})[int(axis)] = array
+    return factors
+
+
+def _same(factors: Mapping[int, Array], others: Mapping[int, Array]) -> bool:
+    """Whether these are the same arrays, and not only equal ones."""
+    return factors.keys() == others.keys() and all(array is others[axis] for axis, array in factors.items())
 
 
 def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:
@@ -73,11 +98,6 @@ def _with_bias(graph: GraphModule, node: Node, channels: int) -> None:
         node.args = (*node.args[:2], zeros, *node.args[3:])
 
 
-def scaled(w: torch.Tensor, s: torch.Tensor, axis: int) -> torch.Tensor:
-    """`w` times `s` [C] along `axis`."""
-    return w * s.reshape([-1 if d == axis else 1 for d in range(w.dim())])
-
-
 def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
     weights = {}
     for node in calls(graph.graph):
@@ -91,7 +111,6 @@ def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
         one = Int8Weight(None, None, None if bias is None else torch.from_numpy(bias.copy()))
         if levels is not None:
             steps = torch.from_numpy(arrays[f"steps:{weight.target}"].copy())
-            grid = scaled(torch.from_numpy(levels).to(torch.float32), steps, WEIGHTED[op_name(node)])
-            one = replace(one, weight=grid, scales=steps)
+            one = replace(one, stored=torch.from_numpy(levels), scales=steps, axis=WEIGHTED[op_name(node)])
         weights[node.name] = one
     return weights

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from trtpipe.model.nodes import constant_value, is_constant
-from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, roundings
 from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Captured
 
@@ -43,12 +42,9 @@ class Guard:
         machine = Partial(captured.graph)
         exact = ScaleTypes()
         changed: dict[Any, dict[Any, Rounding]] = roundings(captured.sites, amax, exact, captured.int8)
-        for rounded in changed.values():  # weights once, not once a batch
-            for node in [n for n in rounded if is_constant(n)]:
-                rounded[node] = replaced(rounded[node](constant_value(captured.graph, node)))
         rows = []
-        for batch, wanted in zip(self._batches, self._wanted, strict=True):
-            outputs, _ = machine.finish(0, machine.inputs(batch), changed)
+        all_outputs = machine.side_by_side([machine.inputs(b) for b in self._batches], changed)
+        for batch, wanted, outputs in zip(self._batches, self._wanted, all_outputs, strict=True):
             size = len(batch[0])
             noise = torch.zeros(size, dtype=torch.float64)
             for want, got, signal in zip(wanted, outputs, self._signal, strict=True):
