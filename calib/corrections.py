@@ -77,12 +77,12 @@ class Corrections:
 
         return replace(self, steps=tuple(map(undone, self.steps)))
 
-    @cached_property
+    @property
     def packed(self) -> bytes:
         """The arrays as safetensors; b"" when there are none."""
         return bytes(save({k: np.ascontiguousarray(v) for k, v in self.arrays.items()})) if self.arrays else b""
 
-    @property
+    @cached_property
     def sha256(self) -> str | None:
         """Digest of the file; None when there is none."""
         return hashlib.sha256(self.packed).hexdigest() if self.arrays else None

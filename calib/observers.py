@@ -67,7 +67,7 @@ class HistogramObserver:
     @property
     def halves(self) -> tuple[Histogram, Histogram]:
         """What was seen while `half` was 0, and while it was 1."""
-        first, second = (Histogram.total(c.read(half) for c in self._counters.values()) for half in (0, 1))
+        first, second = (Histogram.total(c.read(half) for c in self._counters.values()).compact() for half in (0, 1))
         return first, second
 
 

@@ -99,3 +99,10 @@ def test_steps_that_moved_thresholds_are_undone_by_those_of_another_algorithm():
     found = table.recomputed("mse").corrections
     assert [(s.name, s.kept) for s in found.steps] == [("ranges", False), ("thresholds", False), ("rounding", True)]
     assert [s.detail for s in found.steps] == ["x; undone by thresholds of mse"] * 2 + ["x"]
+
+
+def test_the_bytes_of_the_file_are_not_kept_beside_the_arrays():
+    held = Corrections(STEPS, ARRAYS)
+    assert held.sha256
+    assert held.packed
+    assert not any(isinstance(value, bytes) for value in vars(held).values())

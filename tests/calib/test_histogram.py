@@ -1,6 +1,7 @@
 """Histograms against NumPy, and their algebra."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,3 +94,22 @@ def test_counts_of_another_shape_are_refused():
     assert str(caught.value) == (
         f"histogram: counts must be int64 [{BINS}] (got int64 [3]). Build it with an observer or Histogram.of."
     )
+
+
+def test_a_compact_histogram_is_the_same_and_takes_a_part_of_the_memory() -> None:
+    full = Histogram.of(np.random.default_rng(0).normal(size=10_000))
+    assert full.compact() == full
+    assert (full.compact() + full).elements == 2 * full.elements
+
+    def resident() -> int:
+        return sum(int(line.split()[1]) for line in Path("/proc/self/smaps").read_text().splitlines() if "Rss:" in line)
+
+    before = resident()
+    dense = [full + Histogram.empty() for _ in range(200)]
+    between = resident()
+    compact = [full.compact() for _ in range(200)]
+    after = resident()
+    assert len(dense) == len(compact)
+    assert after - between < 0.4 * (between - before)
+    assert sum(h.elements for h in compact) == 200 * full.elements  # reading makes no pages
+    assert resident() - after < 0.1 * (between - before)
