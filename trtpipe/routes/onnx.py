@@ -171,19 +171,20 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
         lower(program.model)
     _require_one_file(program.model)
     model = program.model_proto
+    del program  # the weights are in the file's message now, and soon in its bytes
     _strip(model)
     _name_dimensions(model, quantized)
     try:
-        data = model.SerializeToString(deterministic=True)
+        data, opset = model.SerializeToString(deterministic=True), model.opset_import[0].version
         if old and release is not None:
             require_parsable(model, release)  # first: the checker knows no operator that is newer than its opset
+        del model
         onnx.checker.check_model(data)
     except BuildError:
         raise
     except Exception as error:
         raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
-    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
-    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
+    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=computed_in(quantized.layers))
 
 
 def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
