@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import stat
 import subprocess
@@ -36,6 +38,27 @@ def test_keys_are_their_owners_alone_and_never_overwritten(tmp_path: Path) -> No
         signing.generate_key(private)
     assert b"PRIVATE" in before
     assert b"PRIVATE" not in public.read_bytes()
+
+
+@pytest.mark.parametrize("step", ["open", "fdopen"])
+def test_when_the_public_key_cannot_be_written_the_private_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real = getattr(os, step)
+    calls: list[object] = []
+
+    def full(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/key\.pub'"):
+        signing.generate_key(tmp_path / "key")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+    assert signing.generate_key(tmp_path / "key").exists()
 
 
 def test_a_signed_bundle(tmp_path: Path, keys: tuple[Path, Path]) -> None:

@@ -79,6 +79,20 @@ def test_a_hand_worked_divergence():
     np.testing.assert_allclose(found, [two, three, four], rtol=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", ["entropy", "entropy_2"])
+def test_a_hand_worked_threshold_has_half_a_bin_more(algorithm):
+    # 2048 bins of width 1: 1, 3, 1, 3, ... in the first 128, and one value in the last. With 128 kept each level is a
+    # bin, so P and Q differ by that one value of 257: KL is under 0.001. With 129 to 2047 the last bin kept is empty,
+    # so KL is infinite. With all kept a level is 16 bins, so Q is 2, 2, 2, 2, ...: KL is 64 (3 ln 3/2 - ln 2) / 257.
+    first = [bin + 0.5 for bin in range(128) for _ in range(1 + 2 * (bin % 2))]
+    histogram = Histogram.of([*first, 2048.0])
+    found = divergences(histogram.linear(2048))
+    assert 0 < found[0] < 0.001
+    assert np.isinf(found[1:-1]).all()
+    assert found[-1] == pytest.approx(64 * (3 * math.log(3 / 2) - math.log(2)) / 257)
+    assert threshold(histogram, algorithm) == 128.5
+
+
 SHAPES = {
     "half-normal": lambda rng: np.abs(rng.normal(size=1_000_000)),
     "Laplace": lambda rng: rng.laplace(size=1_000_000),
@@ -167,6 +181,22 @@ def test_mse_is_the_least_error_of_a_plain_search():
 
     best = min(error(a) for a in np.linspace(0.2, 1.0, 400) * np.abs(values).max())
     assert error(found) <= best * 1.01
+
+
+def test_auto_is_the_least_error_to_the_power_of_2_4_of_a_plain_search():
+    """Two million values up to 1 and a single 4: with a power of 2.3 the best amax would be a fifth lower."""
+    bulk = np.linspace(0, 1, 4001)
+    even = Histogram.of(bulk)
+    histogram = Histogram(500 * even.counts, even.low, even.high) + Histogram.of([4.0])
+
+    def error(amax):
+        levels = np.arange(128) * (amax / 127)
+        nearest = levels[np.abs(bulk[:, None] - levels).argmin(axis=1)]
+        return 500 * np.sum(np.abs(bulk - nearest) ** 2.4) + max(4.0 - amax, 0) ** 2.4
+
+    candidates = np.linspace(0.2, 4.0, 1901)
+    best = candidates[np.argmin([error(amax) for amax in candidates])]
+    assert threshold(histogram, "auto") == pytest.approx(best, rel=0.02)
 
 
 @settings(deadline=None, max_examples=60)

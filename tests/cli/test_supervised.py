@@ -14,6 +14,7 @@ import pytest
 
 import trtpipe
 from trtpipe.cli.interrupts import STOPPING
+from trtpipe.errors import BUG, Cancelled, MissingError
 
 CALLED = (
     "trtpipe: the process ended before the command did (exit code {}): code of the job, or a library, called os._exit, "
@@ -193,6 +194,17 @@ def test_an_interrupt_that_is_ignored_stays_so_while_the_program_is_imported() -
 def test_the_installed_program_is_that_one() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     assert '[project.scripts]\ntrtpipe = "trtpipe.__main__:main"\n' in project.read_text()
+
+
+def test_what_the_program_repeats_is_what_the_modules_define() -> None:
+    """It needs exit codes and signals before those may be imported."""
+    script = (
+        "import trtpipe.__main__ as program\n"
+        "print(program._MISSING, program._BUG, program._INTERRUPTED, *map(int, program._STOPPING))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    defined = (MissingError.exit_code, BUG, Cancelled.exit_code, *STOPPING)
+    assert [int(word) for word in done.stdout.split()] == list(defined)
 
 
 def test_a_process_of_multiprocessing_keeps_its_handlers() -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 
 import nights
@@ -108,20 +107,15 @@ def test_jobs_of_one_model_share_its_baseline(first):
         assert "baseline" in reused[0] | reused[1]
 
 
-def test_a_night_without_changes_reuses_everything_and_loads_no_torch(world):
-    script = (
-        "import sys; from trtpipe.cli.main import main\n"
-        "code = main(['nightly', 'jobs', '-o', 'out', '--cache', 'cache', '--json'])\n"
-        "heavy = [m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'torchvision') if m in sys.modules]\n"
-        "print(code, heavy, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=world, env=nights.environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines()[-1] == "0 []"
-    report = json.loads(done.stdout)
-    assert outcomes(report) == dict.fromkeys(NAMES, "reused")
-    assert fingerprints(report) == fingerprints(last_first_night(world))
+def test_a_night_without_changes_loads_no_torch_starts_no_process_and_reads_no_file_again(world):
+    report, done = nights.watched_night(world)  # in a copy: every file is another
+    assert done.pop("digested") > 0
+    assert done == {k: v for k, v in nights.NOTHING.items() if k != "digested"}
+    again, done = nights.watched_night(world)
+    assert done == nights.NOTHING
+    for shown in (report, again):
+        assert outcomes(shown) == dict.fromkeys(NAMES, "reused")
+        assert fingerprints(shown) == fingerprints(last_first_night(world))
 
 
 def test_a_touched_file_is_no_change_and_a_changed_one_is_with_its_reason(world, here):

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import BuildError, MissingError
 from trtpipe.packages import broken
-from trtpipe.runtime.half_rounding import Unrounded, rounded
+from trtpipe.runtime.half_rounding import EXACT, Unrounded, rounded
 from trtpipe.runtime.onnxruntime import OrtRunner
 
 
@@ -76,6 +76,69 @@ def test_each_operation_is_rounded_once_and_bindings_keep_their_type() -> None:
         expected = (s.astype(wide) + e).astype(np.float16)
     assert found.dtype == np.float16
     np.testing.assert_array_equal(found, expected)
+
+
+def test_an_exact_operation_gets_no_casts_inside_and_keeps_its_binding_at_an_output() -> None:
+    """Two Relu: the result of the first is an output, which is also read; that of the second is only read."""
+    written = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> graph (float16[3] x) => (float16[3] y, float16[3] z) {
+            a = Mul(x, x)  y = Relu(a)  b = Exp(y)  c = Relu(b)  z = Sqrt(c)
+        }"""
+    )
+    data = rounded(written.SerializeToString())
+    assert data is not None
+    made = onnx.load_from_string(data)
+    onnx.checker.check_model(made, full_check=True)
+    assert "c" not in {name for node in made.graph.node for name in node.output}
+    x = np.array([0.1, 1.5, -2], np.float16)
+    found = OrtRunner(data).run({"x": x})
+    y = np.maximum(x * x, 0)
+    z = np.sqrt(np.exp(y.astype(np.float32)).astype(np.float16))
+    for name, expected in (("y", y), ("z", z)):
+        assert found[name].dtype == np.float16
+        np.testing.assert_array_equal(found[name], expected)
+
+
+#: A call of each operation in EXACT, in ONNX's textual form; its inputs hold values that FP16 has.
+CALLS = {
+    "Abs": "Abs(x)", "Clip": "Clip(x, low, high)", "Concat": "Concat<axis = 1>(x, other)",
+    "DepthToSpace": "DepthToSpace<blocksize = 2>(x)", "Expand": "Expand(x, repeats)", "Flatten": "Flatten(x)",
+    "Gather": "Gather<axis = 2>(x, places)", "GlobalMaxPool": "GlobalMaxPool(x)", "Identity": "Identity(x)",
+    "Max": "Max(x, other)", "MaxPool": "MaxPool<kernel_shape = [2, 2], pads = [1, 1, 1, 1]>(x)",
+    "Min": "Min(x, other)", "Neg": "Neg(x)", "Pad": "Pad(x, margins, high)", "Relu": "Relu(x)",
+    "Reshape": "Reshape(x, sizes)", "Slice": "Slice(x, zero, two)", "SpaceToDepth": "SpaceToDepth<blocksize = 2>(x)",
+    "Split": "Split<axis = 1, num_outputs = 2>(x)", "Squeeze": "Squeeze(x)", "Tile": "Tile(x, repeats)",
+    "Transpose": "Transpose(x)", "Unsqueeze": "Unsqueeze(x, zero)", "Where": "Where(chosen, x, other)",
+}  # fmt: skip
+
+
+def rounds(call: str) -> bool:
+    """Whether a result of this call, computed in FP32 by ONNX Runtime from FP16 values, has to be rounded to FP16."""
+    outputs = "y, z" if call.startswith("Split") else "y"
+    constants = """
+        float low = {-1.5}, float high = {2.25}, int64[4] repeats = {2, 1, 1, 1}, int64[3] places = {5, 0, 3},
+        int64[8] margins = {0, 0, 1, 2, 0, 0, 3, 0}, int64[2] sizes = {12, 12}, int64[1] zero = {0}, int64[1] two = {2}
+    """
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18]>
+        graph (float[1, 4, 6, 6] x, float[1, 4, 6, 6] other, bool[1, 4, 6, 6] chosen)
+            => ({", ".join(f"float[] {name}" for name in outputs.split(", "))}) <{constants}> {{
+            {outputs} = {call}
+        }}"""
+    )
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 1 << 16, (2, 1, 4, 6, 6)).astype(np.uint16).view(np.float16)
+    x, other = np.where(np.isfinite(patterns), patterns, np.float16(1)).astype(np.float32)
+    chosen = rng.random(x.shape) < 0.5
+    results = OrtRunner(model.SerializeToString()).run({"x": x, "other": other, "chosen": chosen})
+    with np.errstate(over="ignore"):
+        return any((r != r.astype(np.float16)).any() for r in results.values())
+
+
+def test_results_of_exact_operations_are_fp16_values() -> None:
+    assert CALLS.keys() == EXACT
+    assert [name for name, call in CALLS.items() if rounds(call)] == []
+    assert all(map(rounds, ("AveragePool<kernel_shape = [2, 2]>(x)", "Add(x, other)")))
 
 
 def test_what_overflows_in_fp16_is_infinite() -> None:

@@ -123,6 +123,35 @@ def night(folder, *arguments, expect=0, jobs=("jobs",)):
     return json.loads(run("nightly", *jobs, *where, "--json", *arguments, cwd=folder, expect=expect))
 
 
+#: `trtpipe nightly` in a process that notes what it does. Files are remembered however young they are.
+WATCHED = """
+import json, resource, sys
+from trtpipe.cli.main import main
+from trtpipe.pipeline.cache import digests
+
+digested, close = [], digests.Digests.close
+digests.Digests.close = lambda self: digested.append(self.read) or close(self)
+digests.RACY_NS = 0
+code = main(["nightly", "jobs", "-o", "out", "--cache", "cache", "--json"])
+heavy = [m for m in ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "torchvision") if m in sys.modules]
+processes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+done = {"exit_code": code, "heavy": heavy, "processes": processes, "digested": sum(digested)}
+print(json.dumps(done), file=sys.stderr)
+"""
+#: What it notes where nothing has changed since the last one.
+NOTHING = {"exit_code": 0, "heavy": [], "processes": False, "digested": 0}
+
+
+def watched_night(folder):
+    """The report of a night in `folder`, and what was done for it: heavy packages imported, whether processes were
+    started, how many files were read for their digests."""
+    import json
+
+    command = [sys.executable, "-c", WATCHED]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), json.loads(done.stderr.splitlines()[-1])
+
+
 def outcomes(report):
     """Outcome by name."""
     return {o["name"]: o["outcome"] for o in report["outcomes"]}
