@@ -14,7 +14,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.nightly.history import History
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
-from trtpipe.nightly.regressions import LIMITS, compare, limit_of, parse_limits
+from trtpipe.nightly.regressions import LIMITS, compare, declared_normal, limit_of, parse_limits
 from trtpipe.values import Metric
 
 
@@ -160,6 +160,23 @@ for k in range(100000):
     with History(tmp_path / "h.sqlite") as history:
         assert history.unfinished() == (1, {})
         assert {f"j{k}" for k in range(last + 1)} <= set(history.of_run(1))
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_what_fails_its_check_is_not_accepted_and_says_so(exit_code):
+    """Its figures would not be held against the next night's, in which all its regressions came back."""
+    found, lines = declared_normal(outcome(exit_code=exit_code), ("it is worse",))
+    assert lines == (() if exit_code == 0 else ("it is worse",))
+    assert found.accepted is (exit_code == 0)
+    refused = "--accept is for what passed its check: repair the job, or change its check.limits"
+    assert found.notes == (("accepted: it is worse",) if exit_code == 0 else (refused,))
+
+
+def test_an_empty_file_is_told_from_none(tmp_path):
+    (tmp_path / "cut.sqlite").touch()
+    for name, was_empty in (("cut.sqlite", True), ("new.sqlite", False), ("cut.sqlite", False)):
+        with History(tmp_path / name) as history:
+            assert history.was_empty is was_empty
 
 
 def test_nothing_is_compared_without_a_past():

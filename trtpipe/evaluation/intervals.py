@@ -136,8 +136,9 @@ def can_tell(interval: Interval, limit: float, larger_is_better: bool) -> bool:
 
 
 def samples_to_tell(value: float, interval: Interval, limit: float, samples: int) -> int | None:
-    """About how many samples would decide, were the value to stay: widths shrink with the root of the number; with the
-    number itself where all samples are alike, as in a share of 1 and a drop of which none is lost or won.
+    """About how many samples would decide, were the value to stay: widths shrink with the root of the number. Where all
+    samples are alike it is the least number: of a share of 1 or 0 the interval's other end is (alpha / 2)^(1 / n) away
+    from 1, of a drop of which none is lost or won z^2 / (n + z^2) from 0.
 
     None when the value is at the limit, or something is infinite: no number decides.
     """
@@ -145,5 +146,10 @@ def samples_to_tell(value: float, interval: Interval, limit: float, samples: int
     width = interval[1] - value if limit > value else value - interval[0]
     if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):
         return None
-    alike = value in interval or np.allclose(interval, paired_interval(0, 0, samples), rtol=0, atol=1e-9)
-    return max(samples + 1, math.ceil(samples * (width / distance) ** (1 if alike else 2)))
+    share, drop = (binomial_interval(samples, samples), paired_interval(0, 0, samples))
+    enough = samples * (width / distance) ** 2
+    if distance < 1 and any(np.allclose(interval, s, rtol=0, atol=1e-9) for s in (share, (1 - share[1], 1 - share[0]))):
+        enough = math.log((1 - CONFIDENCE) / 2) / math.log1p(-distance)
+    elif np.allclose(interval, drop, rtol=0, atol=1e-9):
+        enough = Z**2 * (1 - distance) / distance
+    return max(samples + 1, math.ceil(enough))

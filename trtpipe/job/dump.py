@@ -10,7 +10,8 @@ import yaml
 from calib.types import JsonObject
 from trtpipe.atomic import write_whole
 from trtpipe.job.job import Job
-from trtpipe.job.load import PATHS, load_job
+from trtpipe.job.load import PATHS, JobErrors, JobFile
+from trtpipe.job.yamlfile import parse, scalar
 
 
 def job_text(job: Job, folder: Path) -> str:
@@ -21,11 +22,24 @@ def job_text(job: Job, folder: Path) -> str:
             data[section][key] = os.path.relpath(data[section][key], folder)
     for spec in data["inputs"].values():
         spec.update(spec.pop("dims", {}))
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read as something else: PyYAML writes for YAML 1.1, to which `1e3` is text."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = isinstance(scalar(text), str) and text.isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def write_job(job: Job, path: Path, comment: str) -> None:
-    """Write the job to `path`, below `comment`, and read it back.
+    """Write the job to `path`, below `comment`, once it can be read back; else `path` is as it was.
 
     Raises:
         JobErrors: the job cannot be read back from there: a bug, or a path that has gone.
@@ -34,7 +48,11 @@ def write_job(job: Job, path: Path, comment: str) -> None:
     folder = path.resolve().parent
     folder.mkdir(parents=True, exist_ok=True)
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    write_whole(path, head + job_text(job, folder))
-    again = load_job(path)
-    if again.model_dump() != job.model_dump():
+    text = head + job_text(job, folder)
+    file = JobFile(path, parsed=(parse(text), text))
+    again = file.read()
+    if file.problems:
+        raise JobErrors(file.problems)
+    if again is None or again.model_dump() != job.model_dump():
         raise AssertionError(f"{path} reads back as another job")
+    write_whole(path, text)

@@ -48,7 +48,7 @@ class Past:
 
 
 class History:
-    """The file at `path`; it is made when it is not there.
+    """The file at `path`; it is made when it is not there. `was_empty`: it was there, without a byte.
 
     Raises:
         InputError: it is not a history, is damaged, stays locked, or is one of a newer trtpipe.
@@ -60,6 +60,7 @@ class History:
         require_no_stream(path)
         with self._file_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
+            self.was_empty = path.exists() and not path.stat().st_size
             self._db = open_database(path, LOCKED_S)
             self._prepare()
 

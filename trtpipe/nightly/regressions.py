@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtpipe.errors import FAILED, InputError, did_you_mean
 from trtpipe.evaluation.limits import DROP
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact, less, share
-from trtpipe.nightly.outcome import THERE, Comparison, JobOutcome
+from trtpipe.nightly.outcome import ACCEPTED, THERE, Comparison, JobOutcome
 
 EXACT_DB = 100.0
 
@@ -130,6 +130,15 @@ def compare(
     missing = judged - set(_figures(outcome))
     lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
     return tuple(comparisons), tuple(sorted(lines, key=_importance))
+
+
+def declared_normal(outcome: JobOutcome, lines: tuple[str, ...]) -> tuple[JobOutcome, tuple[str, ...]]:
+    """The outcome of a job that `--accept` names, and what is left of its regressions: of a job that passed its check
+    none, of another all, as nothing that it has is held against later nights."""
+    if outcome.exit_code == FAILED:
+        refused = "--accept is for what passed its check: repair the job, or change its check.limits"
+        return replace(outcome, notes=(*outcome.notes, refused)), lines
+    return replace(outcome, notes=(*outcome.notes, *(f"{ACCEPTED}{line}" for line in lines))), ()
 
 
 def _figures(outcome: JobOutcome) -> dict[tuple[str, str], float]:

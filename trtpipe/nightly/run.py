@@ -25,8 +25,8 @@ from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
-from trtpipe.nightly.outcome import ACCEPTED, JobOutcome, NightlyReport, stopped
-from trtpipe.nightly.regressions import LIMITS, compare
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
+from trtpipe.nightly.regressions import LIMITS, compare, declared_normal
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, UNKEPT, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
@@ -59,6 +59,8 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         say(note)
     cache = Cache(options.cache, _store(options), force=options.force, note=say)
     with History(options.history) as history:
+        if history.was_empty:
+            say(f"{options.history} held nothing: this history begins anew")
         run, resumed, options = _begin(history, options, say)
         try:
             with (
@@ -336,8 +338,7 @@ class _Night:
         if not self.options.repeat:
             comparisons, lines = compare(outcome, greens, self.options.limits)
             if lines and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept):
-                notes = tuple(f"{ACCEPTED}{line}" for line in lines)
-                outcome, lines = dataclasses.replace(outcome, notes=(*outcome.notes, *notes)), ()
+                outcome, lines = declared_normal(outcome, lines)
             outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)
         self.outcomes[outcome.name] = outcome
         if outcome.outcome != "cancelled":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtpipe.bundle.format import Bundle
 
 #: Why a job is built again that was green before.
-GONE = "its bundle is no longer in the cache"
+GONE = "its bundle is no longer in the cache, or is damaged there"
 UNKEPT = "--repeat builds without the cache, and left none there"
 
 
