@@ -19,7 +19,7 @@ import numpy as np
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
-from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.model.products import MATMULS
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
@@ -98,7 +98,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for n in graph.node
         for i in (n.input[:1] if n.op_type == "DequantizeLinear" else n.input[:2])
         if i in constants
-        and (n.op_type in WEIGHTED or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
+        and (n.op_type in WEIGHTED_OPERATORS or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
     ] or [(n, i) for n, i in _read_as_data(graph) if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)

@@ -27,7 +27,7 @@ from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import Guard, Score
-from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, SAMPLES, Samples, drawn
+from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, MOST_SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.placements import EVERYTHING, Placement
@@ -107,7 +107,7 @@ class _Corrector:
         placements: Sequence[Placement],
     ) -> None:
         self._plain, self._table, self._source = captured, table, source
-        self._few = source.first(SAMPLES)
+        self._few = source.first(MOST_SAMPLES)
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
         self._steps: list[Step] = []

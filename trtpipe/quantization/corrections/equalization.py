@@ -33,7 +33,7 @@ BUCKETS = 192
 #: Of so many batches one is counted; maxima are of all.
 COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.
-LEAST_SHARE = 2.0**-10
+_LEAST_SHARE = 2.0**-10
 #: How far the largest value seen of a channel stays under a clip that does not cut it: other samples have larger ones,
 #: and what is cut there is cut in every precision. MobileNetV2, scaled by 96 photographs, is 29.5 dB from itself in
 #: float on the other 32 with 1.3, 35.9 with 2, and gains as much in INT8 (17.2 dB with 1.3 and with 2).
@@ -150,7 +150,7 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     amax = {id(v): v.amax for _, v in read}
     share = torch.stack([amax[id(v)] / amax[id(v)].max().clamp_min(1e-30) for _, v in read]).amax(0)
     live = share > 0
-    share = share.clamp_min(LEAST_SHARE)
+    share = share.clamp_min(_LEAST_SHARE)
     weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
     candidates = [torch.ones_like(share)]
     candidates += [_under_clips(domain, values, torch.where(live, share**-x, candidates[0])) for x in STRENGTHS]
