@@ -109,7 +109,7 @@ class InputSpec:
 class Batch:
     """Some samples: arrays [B, ...] by input name in the binding dtype, int64 labels [B] if known, and their ids."""
 
-    arrays: dict[str, Array]
+    arrays: Mapping[str, Array]
     labels: npt.NDArray[np.int64] | None
     ids: tuple[str, ...]
 

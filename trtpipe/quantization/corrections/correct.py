@@ -118,7 +118,7 @@ class _Corrector:
         # The placement that is corrected; operations and thresholds of those before it stay.
         self._placements, self._at = placements, 0
         self._domains = find_domains(captured.graph) if set(GRAPH_CORRECTIONS) & set(which) else ()
-        self._scores: list[Score] = []
+        self._scores: Sequence[Score] = ()
         self._scores = self._measured(captured, table.amax)
 
     def run(self) -> CalibrationTable:
@@ -312,7 +312,7 @@ class _Corrector:
                 detail += f"; {was.decibels:.1f} to {other.decibels:.1f} dB with what {placement.title} has"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
-            self._scores = list(scores)
+            self._scores = scores
         return kept
 
 
@@ -323,7 +323,7 @@ class _State:
     now: Captured
     table: CalibrationTable
     amax: Mapping[str, float]
-    scores: list[Score]
+    scores: Sequence[Score]
     arrays: Arrays
     steps: int
 
