@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calib.algorithms import BASES, PERCENTILE
+from calib.algorithms import AUTO_BASE, BASES, PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
 from calib.files import read_regular, replacing
@@ -54,7 +54,7 @@ def make_calibrator(
     source: Source,
     *,
     batch_size: int,
-    algorithm: str = "entropy_2",
+    algorithm: str = AUTO_BASE,
     percentile: float = PERCENTILE,
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from calib.algorithms import INT8_MAX
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: A tensor of a file, by name, or a node of a program.
 Value = TypeVar("Value")
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
-SCALE_FACTOR = 127.0
+SCALE_FACTOR = float(INT8_MAX)
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
 #: Operation of a program that quantizes an activation -> the factor of its scale, which its readers have too.

@@ -21,6 +21,7 @@ from trtpipe.cli.commands.options import InputPath, OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
+from trtpipe.evaluation.bench import LATENCY_PERCENTILES
 from trtpipe.jsontext import json_line
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
@@ -227,7 +228,7 @@ def _measured(model: Model, feed: Feed | None, batch_size: int | None, iteration
         began = time.perf_counter()
         model.run_arrays(batch)
         times_ms[i] = (time.perf_counter() - began) * 1e3
-    p50, p90, p99 = np.percentile(times_ms, (50, 90, 99))
+    p50, p90, p99 = np.percentile(times_ms, LATENCY_PERCENTILES)
     return {
         "executed": model.executed,
         "runner": model.runner.name,
