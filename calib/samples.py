@@ -109,13 +109,13 @@ class InputSpec:
 class Batch:
     """Some samples: arrays [B, ...] by input name in the binding dtype, int64 labels [B] if known, and their ids."""
 
-    arrays: dict[str, Array]
+    arrays: Mapping[str, Array]
     labels: npt.NDArray[np.int64] | None
     ids: tuple[str, ...]
 
 
 #: Means and root mean squares of one sample that is read again differ by less, in shares of the latter.
-SAME = 1e-3
+_SAME = 1e-3
 
 
 def figures(arrays: Mapping[str, Array]) -> npt.NDArray[np.float64]:
@@ -132,7 +132,7 @@ def figures(arrays: Mapping[str, Array]) -> npt.NDArray[np.float64]:
 
 def same_figures(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> bool:
     """Whether the `figures` of samples, float64 [..., inputs, 2] both, are the same."""
-    return bool((np.abs(one - other) <= SAME * np.maximum(one[..., 1:], other[..., 1:])).all())
+    return bool((np.abs(one - other) <= _SAME * np.maximum(one[..., 1:], other[..., 1:])).all())
 
 
 class Origin(Protocol):

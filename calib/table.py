@@ -30,7 +30,7 @@ from calib.strictjson import first_problem
 from calib.table_files import canonical, pack, parse, unpack
 from calib.types import JsonObject
 
-FORMAT = "calib-table"
+_FORMAT = "calib-table"
 #: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
 PLAIN, CORRECTED = 1, 2
 NOTHING_TO_OBSERVE = "calibration: there is no tensor to observe. Is any layer left to quantize?"
@@ -202,7 +202,7 @@ class CalibrationTable:
         """
         where = Path(path)
         raw = parse(where)
-        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        if not isinstance(raw, dict) or raw.get("format") != _FORMAT:
             raise CalibError(f"{where}: is JSON, but no calibration table. Calibrate again.")
         version = raw.get("version")
         if type(version) is not int or version not in (PLAIN, CORRECTED):
@@ -285,7 +285,7 @@ class CalibrationTable:
             none = {"none": self.corrections.none} if self.corrections.none else {}
             corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256, **none}
         return corrections | {
-            "format": FORMAT,
+            "format": _FORMAT,
             "version": CORRECTED if corrections else PLAIN,
             "algorithm": self.algorithm,
             "percentile": self.percentile,

@@ -17,7 +17,7 @@ from calib.strictjson import loads
 from calib.types import Array
 
 #: Far beyond any real table; a longer file is refused unread.
-MOST_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20
 
 
 def canonical(value: object) -> str:
@@ -40,7 +40,7 @@ def parse(where: Path) -> object:
         CalibError: it cannot be read, is too long, or is not JSON.
     """
     try:
-        return loads(text_at_most(where, MOST_BYTES))
+        return loads(text_at_most(where, _MOST_BYTES))
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:

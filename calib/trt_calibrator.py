@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calib.algorithms import BASES, PERCENTILE
+from calib.algorithms import AUTO_BASE, BASES, PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
 from calib.files import read_regular, replacing
@@ -54,7 +54,7 @@ def make_calibrator(
     source: Source,
     *,
     batch_size: int,
-    algorithm: str = "entropy_2",
+    algorithm: str = AUTO_BASE,
     percentile: float = PERCENTILE,
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
@@ -127,7 +127,7 @@ class _Feed:
         self.source, self.batch_size, self.place = source, batch_size, place
         self.cached, self.file, self.parts, self.notes = cached, file, parts, notes
         self.error: BaseException | None = None
-        self.batches: Iterator[dict[str, Array]] = self._full_batches()
+        self.batches: Iterator[Mapping[str, Array]] = self._full_batches()
         self.alive: list[object] = []
         self.given, self.ended, self.histogram = 0, False, b""
 
@@ -173,8 +173,8 @@ class _Feed:
                 f"{-(-self.source.sample_count // self.batch_size)} read). See the build's log for why it stopped."
             )
 
-    def _full_batches(self) -> Iterator[dict[str, Array]]:
-        first: dict[str, Array] = {}
+    def _full_batches(self) -> Iterator[Mapping[str, Array]]:
+        first: Mapping[str, Array] = {}
         for batch in self.source.batches(self.batch_size):
             first = first or batch.arrays
             missing = self.batch_size - len(batch.ids)

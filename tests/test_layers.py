@@ -76,6 +76,29 @@ def test_no_circle(tree: Tree) -> None:
     assert tree.circle() == (), "move what both need into a module of its own, below both"
 
 
+def loaded_by_the_package(tree: Tree) -> set[str]:
+    """What of ours `import trtpipe` loads. It is in no layer, and whatever imports a room imports it first."""
+    imports = tree.imports("trtpipe")
+    return {t for t in imports["top"] | imports["class"] if t.partition(".")[0] in ("trtpipe", "calib")}
+
+
+def test_the_package_itself_imports_nothing_of_ours(tree: Tree) -> None:
+    assert loaded_by_the_package(tree) == set(), "add the name to _HOMES: it is looked up when it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [
+        ("from trtpipe.api import build", "trtpipe.api"),
+        ("import trtpipe.runtime.session", "trtpipe.runtime.session"),
+        ("try:\n    from calib import table\nexcept ImportError:\n    table = None", "calib.table"),
+        ("class A:\n    from trtpipe.errors import Error", "trtpipe.errors"),
+    ],
+)
+def test_a_planted_import_of_the_package_itself_is_found(line: str, module: str, tree: Tree) -> None:
+    assert loaded_by_the_package(tree.planted("trtpipe", line)) == {module}
+
+
 def test_no_module_is_named_by_a_room_below_it(tree: Tree) -> None:
     assert list(tree.upward()) == [], "importing a module by its name is importing it: take the function as an argument"
 

@@ -257,38 +257,41 @@ def test_what_has_a_name_is_not_written_out_again() -> None:
     assert list(written_out(ROOT)) == [], "import the name"
 
 
-def types(tree: ast.Module) -> Iterator[str]:
-    """The public classes and aliases of types that a module defines; type variables are the signatures' own."""
+def names(tree: ast.Module) -> Iterator[str]:
+    """The classes, aliases of types and constants that a module defines; type variables are the signatures' own."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign | ast.AnnAssign) and not re.search(r"\bTypeVar\(", ast.unparse(node)):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name) and re.match(r"[A-Z]\w*[a-z]", target.id):
-                    yield target.id
+                written = target.elts if isinstance(target, ast.Tuple) else [target]
+                yield from (n.id for n in written if isinstance(n, ast.Name) and re.match(r"_?[A-Z]", n.id))
 
 
 def called_the_same(root: Path) -> dict[str, list[str]]:
-    """Names of types that stand for something in more than one module, and in which."""
+    """Public names that stand for something in more than one module, and in which."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sources(root):
-        for name in types(ast.parse(path.read_bytes())):
+        for name in names(ast.parse(path.read_bytes())):
             if not name.startswith("_"):
                 found[name].append(path.relative_to(root).as_posix())
     return {name: where for name, where in found.items() if len(where) > 1}
 
 
-def test_a_type_has_a_name_of_its_own() -> None:
-    assert called_the_same(ROOT) == {}, "one thing: keep one and import it; two things: name one after what it is"
-
-
-def test_a_name_for_two_types_is_found(tmp_path: Path) -> None:
-    (tmp_path / "calib").mkdir()
-    (tmp_path / "calib" / "one.py").write_text('class Plan: ...\nT = TypeVar("T")\nMOST = 1\nclass _Own: ...\n')
-    (tmp_path / "calib" / "other.py").write_text(
-        'Plan = tuple[int, ...]\nT = TypeVar("T")\nMOST = 1\nclass _Own: ...\n'
+def test_a_public_name_stands_for_one_thing() -> None:
+    assert called_the_same(ROOT) == {}, (
+        "one thing: keep one and import it; two things: name one after what it is, or begin it with an underscore "
+        "where no other module imports it"
     )
-    assert called_the_same(tmp_path) == {"Plan": ["calib/one.py", "calib/other.py"]}
+
+
+def test_a_name_for_two_things_is_found(tmp_path: Path) -> None:
+    own = 'T = TypeVar("T")\n_MOST: Final = 1\nclass _Own: ...\n'
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text(f"{own}class Plan: ...\nSIZE = 1\nLEAST, FORMAT = 2, 3\n")
+    (tmp_path / "calib" / "other.py").write_text(f"{own}Plan = tuple[int, ...]\nSIZE: int = 2\nFORMAT = 'a'\n")
+    both = ["calib/one.py", "calib/other.py"]
+    assert called_the_same(tmp_path) == {"Plan": both, "SIZE": both, "FORMAT": both}
 
 
 def parts(root: Path) -> list[str]:

@@ -14,6 +14,10 @@ ROOMS = (
 )  # fmt: skip
 
 
+#: Containers that can be changed in place.
+CHANGEABLE = ("dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque")
+
+
 def test_every_folder_of_modules_is_a_package() -> None:
     """import-linter sees packages alone."""
     folders = {path.parent for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*.py")}
@@ -126,6 +130,55 @@ def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
 )
 def test_a_dataclass_that_changes_is_found(line: str, names: list[str]) -> None:
     assert changing(ast.parse(line)) == names
+
+
+def held(module: ast.Module) -> list[str]:
+    """Fields of frozen dataclasses and named tuples that are annotated as what can be changed in place; what a function
+    takes or returns is no part of the value."""
+    found = []
+    for node in ast.walk(resolved(module)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        frozen = any("dataclass" in ast.unparse(d) and is_frozen(d) for d in node.decorator_list)
+        if frozen or any(ast.unparse(base).endswith("NamedTuple") for base in node.bases):
+            fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
+            found += [f"{node.name}.{ast.unparse(n.target)}" for n in fields if changes(n.annotation)]
+    return found
+
+
+def changes(annotation: ast.expr) -> bool:
+    """Whether a type, or a part of it, is a container that can be changed in place."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).endswith(("Callable", "ClassVar")):
+        return False
+    named = annotation.attr if isinstance(annotation, ast.Attribute) else getattr(annotation, "id", "")
+    parts = [n for n in ast.iter_child_nodes(annotation) if isinstance(n, ast.expr)]
+    return named in CHANGEABLE or any(map(changes, parts))
+
+
+def test_a_frozen_value_holds_nothing_that_changes(tree: Tree) -> None:
+    found = [f"{name}.{field}" for name, module in tree.modules.items() for field in held(module)]
+    assert found == [], "annotate Mapping, Sequence or tuple, through which nobody changes it"
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        ("x: dict[str, int]", True),
+        ("x: list[int] | None = None", True),
+        ("x: tuple[set[int], ...]", True),
+        ("x: Mapping[str, list[int]]", True),
+        ("x: collections.Counter[str]", True),
+        ("x: bytearray", True),
+        ("x: Mapping[str, tuple[int, ...]]", False),
+        ("x: Callable[[list[int]], dict[str, int]]", False),
+        ("x: ClassVar[dict[str, int]] = {}", False),
+    ],
+)
+def test_a_frozen_value_that_holds_what_changes_is_found(field: str, found: bool) -> None:
+    wanted = ["A.x"] if found else []
+    assert held(ast.parse(f"@dataclass(frozen=True)\nclass A:\n    {field}")) == wanted
+    assert held(ast.parse(f"class A(NamedTuple):\n    {field}")) == wanted
+    assert held(ast.parse(f"@dataclass\nclass A:\n    'Mutable: it grows.'\n    {field}")) == []
 
 
 def test_no_file_is_too_long() -> None:

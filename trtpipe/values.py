@@ -141,7 +141,6 @@ class Baseline:
     outputs: Mapping[str, Array]
     labels: Array | None
     ids: tuple[str, ...]
-    eager_max_abs: float
     notes: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
 

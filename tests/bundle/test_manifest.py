@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import platform
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from pydantic import ValidationError
 from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, KeepGlobs, Precision
+from trtpipe.trt.platforms import machine_name
 from trtpipe.values import DimRange, Engine
 
 SHA = "0" * 64
@@ -83,8 +86,8 @@ def test_a_key_missing_for_its_default_is_no_problem() -> None:
 def test_describe_engine_names_the_platform_of_a_plan_and_none_of_a_graph() -> None:
     plan = Engine(b"x", "tensorrt", "10.3.0.26", ("8.6",), (), (), None, {"tf32": True, "level": 3})
     build = Build(target="tensorrt", hardware_compatibility="ampere_plus", version_compatible=True)
-    info = describe_engine(plan, build, os="linux", machine="aarch64")
-    assert (info.file, info.os, info.machine) == ("model.engine", "linux", "aarch64")
+    info = describe_engine(plan, build)
+    assert (info.file, info.os, info.machine) == ("model.engine", sys.platform, machine_name(platform.machine()))
     assert (info.hardware_compatibility, info.version_compatible) == ("ampere_plus", True)
     assert info.options == {"tf32": True, "level": 3}
     windows = describe_engine(plan, Build(target="tensorrt", runtime_platform="windows_amd64"))

@@ -181,7 +181,7 @@ def test_a_fleet_without_tls_is_said_in_every_report(fleet, tmp_path, monkeypatc
 
 
 def test_a_worker_that_was_lost_is_not_named_among_those_that_are_there(fleet, tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet_module, "GRACE_S", 0.0)
+    monkeypatch.setattr(fleet_module, "LOST_S", 0.0)
     fleet.worker("a", "orin")
     fleet.worker("b", "thor")
     fleet.wait(2)

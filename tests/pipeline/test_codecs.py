@@ -93,7 +93,7 @@ def test_outputs_come_back_in_their_order(
 ) -> None:
     """A safetensors file has an order of its own, and figures that cover all outputs stand under the first."""
     arrays = {name: np.zeros((2, 3), dtype) for name, dtype in outputs}
-    made = codecs.Recorded(Baseline("trace", arrays, np.array([0, 1]), ("a", "b"), 0.0), None)
+    made = codecs.Recorded(Baseline("trace", arrays, np.array([0, 1]), ("a", "b")), None)
     folder = tmp_path_factory.mktemp("entry")
     assert in_order(codecs.RECORDED.load(stored(folder / "r", codecs.RECORDED.dump(made)))) == in_order(made)
     corners = (arrays, dict(reversed(arrays.items())))
@@ -103,7 +103,7 @@ def test_outputs_come_back_in_their_order(
 def test_a_baseline_comes_back(tmp_path: Path) -> None:
     outputs = {"y": np.arange(6, dtype=np.int64).reshape(3, 2), "z": np.array([[True], [False], [True]])}
     for labels, classes in ((None, None), (np.array([0, -1, 1]), ("cat", "dog"))):
-        made = codecs.Recorded(Baseline("trace", outputs, labels, ("a", "b", "c"), 1e-6, ("n",)), classes)
+        made = codecs.Recorded(Baseline("trace", outputs, labels, ("a", "b", "c"), ("n",)), classes)
         back = codecs.RECORDED.load(stored(tmp_path / str(classes), codecs.RECORDED.dump(made)))
         assert back.classes == classes
         assert {n: a.dtype for n, a in back.baseline.outputs.items()} == {n: a.dtype for n, a in outputs.items()}

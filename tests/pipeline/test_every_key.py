@@ -61,7 +61,7 @@ KEYS = tuple(dict.fromkeys(keys(Job)))
 
 def test_every_key_has_a_value_to_try():
     assert set(KEYS) == set(CHANGES), "a new key of the job file needs its row, and an answer from every kind of job"
-    for table in (trt.OPTIONS, routes.OPTIONS):
+    for table in (trt.OPTIONS, routes.ROUTE_OPTIONS):
         assert {row.field for row in table} == set(BuildOptions.model_fields)
 
 

@@ -178,7 +178,7 @@ def test_few_operations_stay_where_they_are_and_it_is_said(world):
     few = line(cut(few=True), 16, 5)
     engine, module = compiled(world, few, few.quantized())
     assert len(module.engines) == 1
-    assert {(f.module, f.op) for f in engine.fallback if f.reason == hybrid_route.SMALL} == {
+    assert {(f.module, f.op) for f in engine.fallback if f.reason == hybrid_route.SMALL_BLOCK} == {
         ("stem", "aten.convolution.default"), ("body.0", "aten.convolution.default"), ("", "aten.relu.default"),
     }  # fmt: skip
     said = "\n".join(engine.notes)

@@ -71,7 +71,7 @@ def build(route, **fields):
 
 def test_the_tables_have_a_row_for_every_option():
     assert set(TABLE) == set(BuildOptions.model_fields)
-    assert [s.field for s in options.OPTIONS] == sorted(
+    assert [s.field for s in options.ROUTE_OPTIONS] == sorted(
         BuildOptions.model_fields, key=list(BuildOptions.model_fields).index
     )
     assert set(options.KEYWORDS) <= set(BuildOptions.model_fields)

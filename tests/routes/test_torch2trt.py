@@ -112,7 +112,7 @@ def test_every_argument_is_given_as_the_job_says(double, small):
     assert (engine.target, engine.version, engine.data[:4]) == ("tensorrt", "10.3.0", b"ftrt")
     assert engine.options == {"log_level": "warning", "avg_timing_iterations": 4}
     assert route.FP16_NOTE in engine.notes
-    assert route.GRAPH_NOTE in engine.notes
+    assert route.IMPLICIT_GRAPH_NOTE in engine.notes
     assert engine.graph is not None
 
 

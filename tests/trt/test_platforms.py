@@ -13,7 +13,7 @@ from trtpipe.trt.platforms import (
     PLATFORMS,
     RTX_COMPUTE_CAPABILITIES,
     RTX_SEEN,
-    SOURCES,
+    SOURCE_URLS,
     PlatformName,
     refusals,
     rtx_support,
@@ -32,8 +32,8 @@ def test_every_platform_has_its_name_and_its_abilities():
 def test_every_ability_has_a_source():
     for abilities in BY_CAPABILITY.values():
         assert len(abilities.sources) >= 2
-        assert set(abilities.sources) <= set(SOURCES)
-    assert all(url.startswith("https://") for url in SOURCES.values())
+        assert set(abilities.sources) <= set(SOURCE_URLS)
+    assert all(url.startswith("https://") for url in SOURCE_URLS.values())
 
 
 #: NVIDIA's words, read from its tables: (platform, compute capability, FP16, INT8, DLA).

@@ -240,26 +240,21 @@ def describe_engine(
     *,
     device_memory_bytes: int | None = None,
     int8_weights: WeightBytes | None = None,
-    os: str | None = None,
-    machine: str | None = None,
 ) -> EngineInfo:
-    """`engine` as the manifest describes it.
+    """`engine` as the manifest describes it: for this machine, or for Windows where the build asked for it; an ONNX
+    graph is for any.
 
     Args:
         engine: its version, capabilities and honoured options are taken as they are.
         build: says what compatibility was asked for.
         device_memory_bytes: of one execution context, where it is known.
         int8_weights: how it stores the graph's INT8 weights, where that was looked for.
-        os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
-        machine: likewise, like "x86_64".
     """
     # TensorRT's plans do not name the GPU that they were built on.
     built_on = driver.probe().devices[:1] if engine.target == "tensorrt" else ()
     capabilities = engine.compute_capabilities or tuple(d.compute_capability for d in built_on)
     portable = engine.target == "onnxruntime"
     windows = build.runtime_platform == "windows_amd64"
-    os = os or ("win32" if windows else sys.platform)
-    machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
     return EngineInfo(
         file=GRAPH if portable else HYBRID if engine.fallback else ENGINE,
         target=engine.target,
@@ -269,8 +264,8 @@ def describe_engine(
         hardware_compatibility="none" if portable else build.hardware_compatibility,
         gpu=next((d.name for d in built_on), None),
         version_compatible=not portable and build.version_compatible,
-        os=None if portable else os,
-        machine=None if portable else machine,
+        os=None if portable else "win32" if windows else sys.platform,
+        machine=None if portable else "x86_64" if windows else machine_name(platform.machine()),
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
         options=plain({n: v for n, v in engine.options.items() if n not in UNRECORDED}),

@@ -40,7 +40,7 @@ class TritonModel:
     """One model of a repository: what goes into `config.pbtxt`, and its files by path below the model's folder."""
 
     config: str
-    files: dict[str, bytes]
+    files: Mapping[str, bytes]
     notes: tuple[str, ...] = ()
 
 

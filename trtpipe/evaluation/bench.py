@@ -18,6 +18,8 @@ from trtpipe.progress import Progress
 
 #: Runs of each mode that are thrown away, and the fewest that a percentile is read off.
 WARM_UP, FEWEST = 5, 10
+#: Of the latencies of a mode or an engine: what is reported as p50 (the median), p90 and p99.
+LATENCY_PERCENTILES = (50, 90, 99)
 #: Between two modes the threads of the first come to rest: ONNX Runtime's spin for a while.
 PAUSE_S = 0.002
 #: Characters of a reason why a mode cannot run: longer messages, like Inductor's, are cut.
@@ -213,7 +215,7 @@ def _timed_ms(made: Ready, clock: Callable[[], float]) -> float:
 def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
     if not times:
         return row
-    median, p90, p99 = (float(q) for q in np.percentile(times, (50, 90, 99)))
+    median, p90, p99 = (float(q) for q in np.percentile(times, LATENCY_PERCENTILES))
     return replace(row, median_ms=median, p90_ms=p90, p99_ms=p99, throughput=1e3 * batch / median)
 
 

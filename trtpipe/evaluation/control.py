@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from calib.algorithms import INT8_MAX
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
-from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.model.products import MATMULS
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: A tensor of a file, by name, or a node of a program.
 Value = TypeVar("Value")
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
-SCALE_FACTOR = 127.0
+SCALE_FACTOR = float(INT8_MAX)
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
 #: Operation of a program that quantizes an activation -> the factor of its scale, which its readers have too.
@@ -98,7 +99,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for n in graph.node
         for i in (n.input[:1] if n.op_type == "DequantizeLinear" else n.input[:2])
         if i in constants
-        and (n.op_type in WEIGHTED or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
+        and (n.op_type in WEIGHTED_OPERATORS or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
     ] or [(n, i) for n, i in _read_as_data(graph) if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)

@@ -21,7 +21,7 @@ from calib.types import Array
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
-from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
+from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
 from trtpipe.figures import less
 from trtpipe.job.limits import Limits, OwnMetric
@@ -276,12 +276,12 @@ class Judgement:
                     "number in the baseline"
                 )
             before, after = before.of_others(uncounted), after.of_others(uncounted)
-            made = [Metric(judge.name + ENGINE, output, after.value, interval=after.interval())]
+            made = [Metric(judge.name + ENGINE_SUFFIX, output, after.value, interval=after.interval())]
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1
-                made.insert(0, Metric(judge.name + BASELINE, output, before.value))
+                made.insert(0, Metric(judge.name + BASELINE_SUFFIX, output, before.value))
                 drop = sign * less(before.value, after.value)
-                made.append(Metric(judge.name + DROP, output, drop, interval=before.interval_below(after, sign)))
+                made.append(Metric(judge.name + DROP_SUFFIX, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
         return metrics, [*(f"{m.name} is NaN" for m in metrics if math.isnan(m.value)), *problems]
 

@@ -20,12 +20,12 @@ METRIC_OF_LIMIT: Mapping[str, str] = {
     for metric in ("cosine", "cosine_worst", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
 }
 #: What the figures of a job's own metric end in: the baseline's, that of what was executed, and what was lost.
-BASELINE, ENGINE, DROP = "_baseline", "_engine", "_drop"
+BASELINE_SUFFIX, ENGINE_SUFFIX, DROP_SUFFIX = "_baseline", "_engine", "_drop"
 #: limit of `check.limits.metrics` -> (what the metric's name ends in, whether larger is better)
 OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
-    "min": (ENGINE, True),
-    "max": (ENGINE, False),
-    "drop_max": (DROP, False),
+    "min": (ENGINE_SUFFIX, True),
+    "max": (ENGINE_SUFFIX, False),
+    "drop_max": (DROP_SUFFIX, False),
 }
 
 
@@ -37,7 +37,7 @@ def worst(figures: Iterable[Metric]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for figure in figures:
         known = found.setdefault(figure.name, figure)
-        best = metrics.BEST.get(figure.name, 0.0 if figure.name.endswith(DROP) else math.nan)
+        best = metrics.BEST.get(figure.name, 0.0 if figure.name.endswith(DROP_SUFFIX) else math.nan)
         worse = figure.value < known.value if best > 0 else figure.value > known.value
         if not math.isnan(best) and not math.isnan(known.value) and (worse or math.isnan(figure.value)):
             found[figure.name] = figure
@@ -98,10 +98,13 @@ def misses(metric: Metric, limits: Limits) -> bool:
 def missed_by_both(measured: Iterable[Metric], limits: Limits) -> dict[str, Metric]:
     """Figures that miss their limit as the baseline's own does, by name, with the baseline's: no precision meets it."""
     figures = tuple(measured)
-    baselines = {(m.output, m.name.removesuffix(BASELINE)): m for m in figures if m.name.endswith(BASELINE)}
+    baselines = {
+        (m.output, m.name.removesuffix(BASELINE_SUFFIX)): m for m in figures if m.name.endswith(BASELINE_SUFFIX)
+    }
     found = {}
     for m in figures:
-        before = baselines.get((m.output, m.name.removesuffix(ENGINE))) if m.name.endswith(ENGINE) else None
+        judged = m.name.removesuffix(ENGINE_SUFFIX)
+        before = baselines.get((m.output, judged)) if judged != m.name else None
         bound = _bound(m, limits)
         if before is not None and bound is not None and not (bound.met_by(m.value) or bound.met_by(before.value)):
             found[m.name] = before

@@ -14,9 +14,9 @@ from trtpipe.figures import beside, exact
 from trtpipe.values import CheckReport, Metric
 
 #: Timed executions of each engine, after the warm-up runs of a bench; and how many layers a report names.
-ROUNDS, NAMED = 50, 5
+_ROUNDS, _NAMED = 50, 5
 #: Why a hybrid engine has no latency.
-HYBRID = "PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
+HYBRID_UNTIMED = "PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
 _QDQ = re.compile(r"(de)?quantizelinear", re.IGNORECASE)
 
 
@@ -47,7 +47,7 @@ class Speedup:
         return self.fp16_ms / self.int8_ms
 
 
-def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], rounds: int = ROUNDS) -> Speedup:
+def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], rounds: int = _ROUNDS) -> Speedup:
     """Both engines in turns on one batch, data on the GPU; then the INT8 engine's layers once by its profile.
 
     Args:
@@ -87,7 +87,7 @@ def judge_speedup(report: CheckReport, speedup: Speedup | None, limit: float) ->
     if passed:
         return replace(report, metrics=metrics)
     total = sum(ms for _, ms in speedup.overhead)
-    layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in speedup.overhead[:NAMED]) or "none"
+    layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in speedup.overhead[:_NAMED]) or "none"
     line = (
         f"INT8 takes {speedup.int8_ms:.3f} ms and FP16 {speedup.fp16_ms:.3f} ms, {beside(speedup.ratio, limit, 3)} "
         f"times as fast (limit {exact(limit)}); layers that only convert take {total:.3f} ms: {layers}. Use "

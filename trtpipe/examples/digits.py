@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 SEED = 0
-SIZE = 32
+_SIZE = 32
 #: Shares of the 1,797 scans: disjoint, stratified by digit.
-SPLITS = {"train": 0.6, "calib": 0.2, "val": 0.2}
+_SPLITS = {"train": 0.6, "calib": 0.2, "val": 0.2}
 #: Ends the program with an error when the trained network is worse than this on val.
-REQUIRED_ACCURACY = 0.97
+_REQUIRED_ACCURACY = 0.97
 
 
 def resnet(num_classes: int = 10, width: int = 16) -> torch.nn.Module:
@@ -73,14 +73,14 @@ def write_images(folder: Path) -> dict[str, int]:
 
     digits = load_digits()
     indices = list(range(len(digits.target)))
-    train, rest = train_test_split(indices, train_size=SPLITS["train"], random_state=SEED, stratify=digits.target)
+    train, rest = train_test_split(indices, train_size=_SPLITS["train"], random_state=SEED, stratify=digits.target)
     calib, val = train_test_split(rest, train_size=0.5, random_state=SEED, stratify=digits.target[rest])
     for split, chosen in (("train", train), ("calib", calib), ("val", val)):
         for index in chosen:
             pixels = (digits.images[index] * (255 / 16)).round().astype("uint8")
             path = folder / split / str(digits.target[index]) / f"{index:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR).save(path)
+            Image.fromarray(pixels).resize((_SIZE, _SIZE), Image.Resampling.BILINEAR).save(path)
     return {"train": len(train), "calib": len(calib), "val": len(val)}
 
 
@@ -148,7 +148,7 @@ def make(folder: Path) -> None:
         print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
         return
     print("images", write_images(folder))  # noqa: T201
-    save(*train(folder), REQUIRED_ACCURACY, weights)
+    save(*train(folder), _REQUIRED_ACCURACY, weights)
 
 
 def write_onnx(folder: Path) -> None:
@@ -161,7 +161,7 @@ def write_onnx(folder: Path) -> None:
     batch = torch.export.Dim("N", min=1, max=1024)
     torch.onnx.export(
         model.eval(),
-        (torch.zeros(2, 1, SIZE, SIZE),),
+        (torch.zeros(2, 1, _SIZE, _SIZE),),
         folder / "resnet.onnx",
         dynamic_shapes=({0: batch},),
         input_names=["image"],

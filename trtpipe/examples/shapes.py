@@ -19,13 +19,13 @@ from trtpipe.examples.digits import fit, save, share_right
 if TYPE_CHECKING:
     import torch
 
-SIZE = 48
+_SIZE = 48
 #: In the order of the model's outputs.
 CLASSES = ("background", "disc", "square", "triangle")
 #: Pictures of each split.
-SPLITS = {"train": 320, "calib": 48, "val": 80}
+_SPLITS = {"train": 320, "calib": 48, "val": 80}
 #: Ends the program with an error when the trained network is worse than this on val.
-REQUIRED_ACCURACY = 0.93
+_REQUIRED_ACCURACY = 0.93
 
 
 def unet(width: int = 8) -> torch.nn.Module:
@@ -66,13 +66,13 @@ def unet(width: int = 8) -> torch.nn.Module:
 def picture(seed: int) -> tuple[Array, Array, list[tuple[int, tuple[int, int, int, int]]]]:
     """One picture uint8 [H, W, 3], its mask uint8 [H, W], and its shapes: class, (x, y, width, height)."""
     random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:SIZE, 0:SIZE]
+    y, x = np.mgrid[0:_SIZE, 0:_SIZE]
     waves = np.sin(x * random.uniform(0.05, 0.4) + random.uniform(0, 6)) * np.cos(y * random.uniform(0.05, 0.4))
-    pixels = random.uniform(60, 140, 3) + 12 * waves[..., None] + random.normal(0, 6, (SIZE, SIZE, 3))
-    mask, boxes = np.zeros((SIZE, SIZE), np.uint8), []
+    pixels = random.uniform(60, 140, 3) + 12 * waves[..., None] + random.normal(0, 6, (_SIZE, _SIZE, 3))
+    mask, boxes = np.zeros((_SIZE, _SIZE), np.uint8), []
     for _ in range(int(random.integers(1, 3))):
         kind, radius = int(random.integers(1, 4)), int(random.integers(7, 13))
-        cx, cy = (int(v) for v in random.integers(radius, SIZE - radius, 2))
+        cx, cy = (int(v) for v in random.integers(radius, _SIZE - radius, 2))
         across, down = np.abs(x - cx), y - cy
         inside = (
             across**2 + down**2 <= radius**2,
@@ -92,7 +92,7 @@ def write_pictures(folder: Path) -> None:
     """Write `folder/<split>/<number>.png`, their masks `folder/masks/<split>/<number>.png`, and the boxes of each split
     as COCO has them, `folder/<split>.json`."""
     seed = 0
-    for split, count in SPLITS.items():
+    for split, count in _SPLITS.items():
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for path in (folder / split, folder / "masks" / split):
@@ -102,7 +102,7 @@ def write_pictures(folder: Path) -> None:
             name = f"{seed:04d}.png"
             Image.fromarray(pixels).save(folder / split / name)
             Image.fromarray(mask).save(folder / "masks" / split / name)
-            images.append({"id": seed, "file_name": name, "width": SIZE, "height": SIZE})
+            images.append({"id": seed, "file_name": name, "width": _SIZE, "height": _SIZE})
             annotations += [
                 {"id": len(annotations) + k, "image_id": seed, "category_id": kind, "bbox": box, "iscrowd": 0,
                  "area": box[2] * box[3]}
@@ -142,7 +142,7 @@ def make(folder: Path) -> None:
         print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
         return
     write_pictures(folder)
-    save(*train(folder), REQUIRED_ACCURACY, weights)
+    save(*train(folder), _REQUIRED_ACCURACY, weights)
 
 
 if __name__ == "__main__":

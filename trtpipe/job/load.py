@@ -201,7 +201,7 @@ class JobFile:
             return None
         if not isinstance(self._document.data, dict):
             got = "text" if isinstance(self._document.data, str) else shown(self._document.data)  # it may be a secret
-            keys = ", ".join((*Job.model_fields, matrix.KEY))
+            keys = ", ".join((*Job.model_fields, matrix.MATRIX_KEY))
             hint = f"Its keys are {keys}; `trtpipe init` writes one to start from."
             self._problems.append(Problem(name, 1, 1, "", violation("be a mapping", got, hint)))
             return None
@@ -209,7 +209,7 @@ class JobFile:
             _, problems = matrix.expand(self._document)
             hint = "Give it to `trtpipe build`, `validate` or `nightly`."
             for at, text in problems or (
-                ((matrix.KEY,), violation("not be in the file of one job", "several jobs", hint)),
+                ((matrix.MATRIX_KEY,), violation("not be in the file of one job", "several jobs", hint)),
             ):
                 self.add(at, text)
             return None
@@ -332,7 +332,7 @@ def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.KeyPath:
 def _as_written(keys: tuple[str, ...], loc: yamlfile.KeyPath, *, in_file: bool) -> tuple[str, ...]:
     """The legal keys as a writer of job files knows them: `dims` is for Python callers, `matrix` for files alone."""
     if len(loc) == 1 and in_file:
-        return (*keys, matrix.KEY)
+        return (*keys, matrix.MATRIX_KEY)
     return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
 
 

@@ -26,7 +26,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.problems import shown, violation
 from trtpipe.job.yamlfile import Document, KeyPath, Place
 
-KEY = "matrix"
+MATRIX_KEY = "matrix"
 #: Axes that are known by their last word.
 SHORT: Mapping[str, tuple[str, ...]] = {
     "target": ("build", "target"),
@@ -36,7 +36,7 @@ SHORT: Mapping[str, tuple[str, ...]] = {
 }
 _MODES = ("fp16_mode", "bf16_mode", "int8_mode", "fp8_mode")
 #: What the axis `precision` may be written as.
-PRECISIONS: Mapping[str, Mapping[str, bool]] = {
+_PRECISIONS: Mapping[str, Mapping[str, bool]] = {
     label: {mode: mode in on for mode in _MODES}
     for label, on in {
         "fp32": (),
@@ -81,20 +81,20 @@ class _Problems(list[tuple[KeyPath, str]]):
 
 def has_matrix(document: Document) -> bool:
     """Whether the file describes several jobs."""
-    return isinstance(document.data, dict) and KEY in document.data
+    return isinstance(document.data, dict) and MATRIX_KEY in document.data
 
 
 def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[KeyPath, str], ...]]:
     """Every job of a file with a matrix, or what is wrong with the matrix: (path in the file, what must hold)."""
     problems = _Problems()
-    raw = document.data[KEY]
+    raw = document.data[MATRIX_KEY]
     if not isinstance(raw, dict) or not raw:
         text = violation("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")
-        problems.append(((KEY,), text))
+        problems.append(((MATRIX_KEY,), text))
         return (), tuple(problems)
     axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
     if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
-        problems.append(((KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
+        problems.append(((MATRIX_KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
     _check_apart(axes, problems)
     _check_name(document.data.get("name"), axes, problems)
     if problems:
@@ -117,7 +117,7 @@ def path_of(axis: str) -> tuple[str, ...]:
 
 
 def _axis(name: str, values: object, document: Document, problems: _Problems) -> tuple[_Value, ...]:
-    where: KeyPath = (KEY, name)
+    where: KeyPath = (MATRIX_KEY, name)
     sections = tuple(f for f in Job.model_fields if f != "name")
     first = path_of(name)[0]
     if first not in sections:
@@ -140,11 +140,11 @@ def _axis(name: str, values: object, document: Document, problems: _Problems) ->
         if not _LABEL.fullmatch(label):
             problems.append((at, violation("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
         if name == "precision" and isinstance(value, str):
-            if value not in PRECISIONS:
-                must = f"be one of {', '.join(PRECISIONS)}, or a mapping"
-                problems.append((at, violation(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
+            if value not in _PRECISIONS:
+                must = f"be one of {', '.join(_PRECISIONS)}, or a mapping"
+                problems.append((at, violation(must, shown(value), did_you_mean(value, tuple(_PRECISIONS)))))
                 continue
-            value = dict(PRECISIONS[value])
+            value = dict(_PRECISIONS[value])
         cells.append(_Value(label, value, at))
     labels = [v.label for v in cells]
     for i, value in enumerate(cells):
@@ -163,8 +163,8 @@ def _check_apart(axes: Mapping[str, tuple[_Value, ...]], problems: _Problems) ->
     for one, other in itertools.combinations(axes, 2):
         for path in sorted(written[other]):
             if any(path[: len(p)] == p or p[: len(path)] == path for p in written[one]):
-                must = f"set other keys than {KEY}.{one}"
-                problems.append(((KEY, other), violation(must, ".".join(path), "Take one of the two axes out.")))
+                must = f"set other keys than {MATRIX_KEY}.{one}"
+                problems.append(((MATRIX_KEY, other), violation(must, ".".join(path), "Take one of the two axes out.")))
                 break
 
 
@@ -185,7 +185,7 @@ def _check_name(name: object, axes: Mapping[str, object], problems: _Problems) -
 
 def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
     labels = {axis: value.label for axis, value in chosen.items()}
-    data = {k: v for k, v in document.data.items() if k != KEY}
+    data = {k: v for k, v in document.data.items() if k != MATRIX_KEY}
     keys, values, texts = dict(document.keys), dict(document.values), dict(document.texts)
     for axis, value in chosen.items():
         path = path_of(axis)

@@ -2,6 +2,7 @@
 
 __all__ = [
     "baseline",
+    "batch_norms",
     "bindings",
     "capture",
     "computing",

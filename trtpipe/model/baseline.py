@@ -147,7 +147,6 @@ def _recorded(
         outputs_of_all,
         every if (every >= 0).any() else None,
         tuple(ids),
-        worst,
         (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
         tuple(mixed),
     )

@@ -13,8 +13,12 @@ from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Batch norms, and where the epsilon is among their arguments; the first four behind x are the same.
-BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+#: What `torch.export` decomposes a batch norm in eval mode to; it returns a tuple, whose first element alone is used.
+NATIVE_NORM = "_native_batch_norm_legit_no_training"
+#: Those that can go into a weight, and where the epsilon is among their arguments; the four behind x are the same.
+_EPSILON = {"batch_norm": 7, NATIVE_NORM: 6}
+#: All batch norms. The last two keep statistics or have none (`no_stats`): they go into no weight.
+BATCH_NORMS = (*_EPSILON, "_native_batch_norm_legit", "native_batch_norm")
 
 
 def require_settled(graph: torch.fx.GraphModule) -> None:
@@ -44,7 +48,7 @@ def unpaired(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
         """Whether all that it takes but its first argument is constant."""
         return all(is_constant(n) for n in node.args[1:5] if isinstance(n, torch.fx.Node))
 
-    norms = [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]
+    norms = [n for n in calls(graph.graph) if op_name(n) in _EPSILON]
     behind = [(n, n.args[0]) for n in norms if isinstance(n.args[0], torch.fx.Node)]
     behind = [(n, made) for n, made in behind if "conv" in op_name(made) or op_name(made) == "linear"]
     return [n for n, made in behind if not (alone(made) and known(made) and known(n) and _of_its_outputs(made))]
@@ -58,7 +62,7 @@ def _of_its_outputs(made: torch.fx.Node) -> bool:
 
 def fuse_linear_bn(graph: torch.fx.GraphModule) -> None:
     """Batch norms behind linear layers [N, C] go into their weights; those that may not are spelt out before."""
-    for node in [n for n in calls(graph.graph) if op_name(n) in BATCH_NORMS]:
+    for node in [n for n in calls(graph.graph) if op_name(n) in _EPSILON]:
         linear: Any = node.args[0]
         if op_name(linear) != "linear" or node.args[3] is None:
             continue
@@ -77,7 +81,7 @@ def fuse_linear_bn(graph: torch.fx.GraphModule) -> None:
 def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:
     """Those among `which` as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has
     scales of its own, or other readers. TensorRT fuses the two."""
-    for node in [n for n in which if op_name(n) in BATCH_NORMS]:
+    for node in [n for n in which if op_name(n) in _EPSILON]:
         if node.args[3] is None or node.args[4] is None:
             continue
         x: Any = node.args[0]
@@ -95,7 +99,7 @@ def _affine(graph: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.Ten
     weight, bias, mean, var = (None if v is None else constant_value(graph, v) for v in given[1:5])
     assert mean is not None
     assert var is not None
-    scale = (var.double() + given[BATCH_NORMS[op_name(node)]]).rsqrt()
+    scale = (var.double() + given[_EPSILON[op_name(node)]]).rsqrt()
     scale = scale if weight is None else scale * weight
     shift = -mean * scale
     return scale, shift if bias is None else shift + bias
@@ -108,7 +112,7 @@ def _steps(graph: torch.fx.GraphModule, node: torch.fx.Node) -> list[tuple[str, 
     if all(is_constant(v) for v in (weight, bias, mean, var) if v is not None):
         return list(zip(("mul", "add"), _affine(graph, node), strict=True))
     with graph.graph.inserting_before(node):
-        deviation = graph.graph.call_function(torch.ops.aten.add.Scalar, (var, given[BATCH_NORMS[op_name(node)]]))
+        deviation = graph.graph.call_function(torch.ops.aten.add.Scalar, (var, given[_EPSILON[op_name(node)]]))
         deviation = graph.graph.call_function(torch.ops.aten.rsqrt.default, (deviation,))
     steps = [("sub", mean), ("mul", deviation), ("mul", weight), ("add", bias)]
     return [(what, value) for what, value in steps if value is not None]

@@ -28,7 +28,7 @@ CPU, CUDA = "cpu", "cuda:0"
 VARIABLE = "TRTPIPE_DEVICE"
 #: Largest difference between outputs on a GPU and on the CPU, relative to the largest output and to 1: float32 sums in
 #: another order.
-TOLERANCE = 1e-4
+_TOLERANCE = 1e-4
 #: The last arguments of a traced convolution: benchmark, deterministic, cudnn_enabled, allow_tf32.
 _CUDNN = (False, True, True, False)
 
@@ -151,7 +151,7 @@ def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor
             return f"an output has the shape {list(got.shape)} there and {list(wanted.shape)} on the CPU"
         most = apart(wanted, got).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         largest = max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
-        if wanted.numel() and not float(most.max()) <= TOLERANCE * largest:
+        if wanted.numel() and not float(most.max()) <= _TOLERANCE * largest:
             return f"its outputs differ by up to {float(most.max()):.3g}, outputs up to {largest:.3g}"
     return ""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Float32 sums in another order differ by less than this, of the largest output, in all but this share of the values.
-TOLERANCE, FEW = 1e-3, 0.1
+_TOLERANCE, _FEW = 1e-3, 0.1
 #: How many rounding errors of FP16 or BF16 a model that computes in that may be away from its graph in FP32.
 ROUNDINGS = 16
 #: Values of all inputs of one execution at a corner, for memory's sake: 111 images of 3 x 224 x 224.
@@ -155,7 +155,7 @@ def _differing(
     loaded: LoadedModel, captured: Captured, arrays: Mapping[str, Array], wanted: Mapping[str, Array], failing: str
 ) -> str:
     """In what the graph differs from what the model gave, in a few words; empty where it does not."""
-    tolerance = max(TOLERANCE, ROUNDINGS * captured.rounding)
+    tolerance = max(_TOLERANCE, ROUNDINGS * captured.rounding)
     for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):
         if difference := _difference(wanted[spec.name], output.numpy(), tolerance):
             return f"{difference} in output {spec.name}"
@@ -189,4 +189,4 @@ def _difference(wanted: Array, output: Array, tolerance: float) -> str:
     a, b = np.asarray(wanted, np.float64), np.asarray(output, np.float64)
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
     off = ~np.isclose(a, b, rtol=0.0, atol=tolerance * largest, equal_nan=True)
-    return f"{off.mean():.0%} other values" if off.mean() > FEW else ""
+    return f"{off.mean():.0%} other values" if off.mean() > _FEW else ""

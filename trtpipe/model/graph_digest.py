@@ -17,9 +17,9 @@ MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 #: Operations that pass a tensor on: one release of PyTorch writes a dropout in eval mode as a copy, another not at all.
 PASSED_ON = frozenset(("clone", "alias", "detach", "contiguous"))
 #: Operations that a table's corrections name, with their constants.
-NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
+_NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
 #: What a value made of constants alone is shown as, and a size.
-CONSTANT, SIZE = "constant", "size"
+_CONSTANT, _SIZE = "constant", "size"
 
 
 def exact(graph: torch.fx.GraphModule, weights: str) -> str:
@@ -42,13 +42,13 @@ def operations(graph: torch.fx.GraphModule, weights: str) -> str:
         if not node.users:
             continue
         if not _is_tensor(node):
-            names[node] = SIZE
-        elif all(is_constant(a) or names[a] in (CONSTANT, SIZE) for a in node.all_input_nodes):
-            names[node] = CONSTANT
+            names[node] = _SIZE
+        elif all(is_constant(a) or names[a] in (_CONSTANT, _SIZE) for a in node.all_input_nodes):
+            names[node] = _CONSTANT
         elif op_name(node) in MOVES | PASSED_ON or _is_whole(node):
             names[node] = names[node.all_input_nodes[0]]
         else:
-            names[node] = node.name if op_name(node) in NAMED else f"%{len(lines)}"
+            names[node] = node.name if op_name(node) in _NAMED else f"%{len(lines)}"
             given = arguments_of(node, defaults=False)
             read = _shown({name: given[name] for name in sorted(given) if not name.startswith("cudnn_")}, node, names)
             lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}")
@@ -88,5 +88,5 @@ def _shown(value: object, reader: torch.fx.Node, names: Mapping[torch.fx.Node, s
     if not isinstance(value, torch.fx.Node):
         return repr(value)
     if is_constant(value):
-        return str(value.target) if op_name(reader) in NAMED else CONSTANT
+        return str(value.target) if op_name(reader) in _NAMED else _CONSTANT
     return names[value]

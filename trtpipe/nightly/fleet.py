@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Times a job is begun before its workers' deaths are taken to be its own doing.
 MOST_STARTS = 4
 #: A job that no worker matches any more waits so long for one to come back.
-GRACE_S = 30.0
+LOST_S = 30.0
 _LOOK_S = 1.0
 
 
@@ -303,7 +303,7 @@ class Fleet:
             else:
                 job.lost_at = job.lost_at or time.monotonic()
             message = ""
-            if job.lost_at is not None and time.monotonic() - job.lost_at > GRACE_S:
+            if job.lost_at is not None and time.monotonic() - job.lost_at > LOST_S:
                 message = self._unmatched(name, job.needs, shown)
             elif len(job.starts) > MOST_STARTS:
                 message = f"{name}: it took its workers down ({len(job.starts)} lost: {', '.join(job.starts)})."

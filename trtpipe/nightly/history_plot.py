@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtpipe.nightly.history import Past
 
 #: What is shown, in this order, where a job has it: name, title, factor.
-FIGURES = (
+_FIGURES = (
     *((name, title, 1.0) for name, title in HEADLINES.items()),
     ("size_bytes", "engine, MB", 1e-6),
     ("build_s", "build, s", 1.0),
@@ -41,7 +41,7 @@ def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
 
 def rows(past: Sequence[Past]) -> Iterator[str]:
     """A line a night: when, how it ended, the figures, and why it was built."""
-    shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]
+    shown = [(n, t, f) for n, t, f in _FIGURES if any(n in figures(p) for p in past)]
     yield f"{'run':>5}  {'UTC':<20}  {'outcome':<9}  " + "  ".join(f"{t:>15}" for _, t, _ in shown)
     for p in past:
         measures = figures(p)
@@ -63,7 +63,7 @@ def svg(name: str, past: Sequence[Past]) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]
+    shown = [(n, t, f) for n, t, f in _FIGURES if any(n in figures(p) for p in past)]
     with rc_context({"svg.hashsalt": "trtpipe", "svg.fonttype": "none"}):
         drawing = Figure(figsize=(8, 1.6 * max(1, len(shown)) + 0.6), layout="constrained")
         axes = drawing.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]

@@ -23,7 +23,7 @@ OPEN_ROWS = 5
 TROUBLES = ("regression", "failed check", "error", "drift", "cancelled")
 
 #: What `history` holds beside metrics, and how it is called.
-OTHERS: Mapping[str, str] = {
+_OTHERS: Mapping[str, str] = {
     "size_bytes": "Engine size",
     "seconds": "Build time, s",
     "latency_ms": "Latency, ms",
@@ -172,7 +172,7 @@ def _series(name: str, values: Sequence[float | None]) -> Series:
 
 def title(name: str) -> str:
     """A figure's name for people."""
-    return OTHERS.get(name) or meaning(name)[0]
+    return _OTHERS.get(name) or meaning(name)[0]
 
 
 def figure(name: str, value: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtpipe.errors import FAILED, InputError, did_you_mean
-from trtpipe.evaluation.limits import DROP
+from trtpipe.evaluation.limits import DROP_SUFFIX
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact, less, share
 from trtpipe.nightly.outcome import ACCEPTED, THERE, Comparison, JobOutcome
@@ -52,7 +52,7 @@ OWN_LIMIT = Limit(False, 0.01)
 
 def limit_of(name: str, limits: Mapping[str, Limit]) -> Limit | None:
     """How much worse a figure may become; None where it is not judged."""
-    own = name.endswith(DROP) and name != f"accuracy{DROP}"
+    own = name.endswith(DROP_SUFFIX) and name != f"accuracy{DROP_SUFFIX}"
     limit = limits.get(name, OWN_LIMIT if own else None)
     return None if limit is None or math.isinf(limit.worse_by) else limit
 
@@ -70,8 +70,8 @@ def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
         if name not in LIMITS and own is None:
             hint = did_you_mean(name, tuple(LIMITS))
             raise InputError(
-                f"--limit: must name one of {', '.join(LIMITS)}, or METRIC{DROP} of a metric of check.metrics (got "
-                f"{name!r}). {hint}".rstrip()
+                f"--limit: must name one of {', '.join(LIMITS)}, or METRIC{DROP_SUFFIX} of a metric of check.metrics "
+                f"(got {name!r}). {hint}".rstrip()
             )
         known = LIMITS.get(name) or OWN_LIMIT
         if value == "off":

@@ -17,7 +17,7 @@ from calib.strictjson import loads
 from calib.types import JsonObject
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
-from trtpipe.evaluation.limits import DROP
+from trtpipe.evaluation.limits import DROP_SUFFIX
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.execute import put_back
@@ -181,7 +181,7 @@ class _Night:
 
     def _require_judged(self, planned: Sequence[Planned]) -> None:
         """A limit of what a metric loses names a metric of a job; a job that cannot be read may be the one."""
-        figures = {f"{metric}{DROP}" for p in planned for metric in p.job.check.metrics}
+        figures = {f"{metric}{DROP_SUFFIX}" for p in planned for metric in p.job.check.metrics}
         for name in self.options.limits:
             if name not in LIMITS and name not in figures and not self.outcomes:
                 has = f"the jobs have {', '.join(sorted(figures))}" if figures else "no job has check.metrics"

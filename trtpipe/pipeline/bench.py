@@ -14,7 +14,7 @@ from calib.types import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
-from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.evaluation.speedup import HYBRID_UNTIMED
 from trtpipe.machine import usable_cores
 from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.pipeline.cache.environment import environment
@@ -275,7 +275,7 @@ def _engine_modes(
         def prepare() -> Ready:
             made = once()
             if made.hybrid:
-                raise InputError(HYBRID)
+                raise InputError(HYBRID_UNTIMED)
             if made.misfit:
                 raise MissingError(made.misfit)
             where = "copies from and to page-locked memory included" if transfers else "data on the GPU, no copies"

@@ -80,7 +80,6 @@ def _dump_recorded(recorded: Recorded) -> Stored:
         **order,
         "kind": baseline.kind,
         "ids": list(baseline.ids),
-        "eager_max_abs": baseline.eager_max_abs,
         "notes": list(baseline.notes),
         "mixed": list(baseline.mixed),
         "classes": None if recorded.classes is None else list(recorded.classes),
@@ -96,7 +95,6 @@ def _load_recorded(entry: Entry) -> Recorded:
         outputs,
         tensors.get("labels"),
         tuple(facts["ids"]),
-        facts["eager_max_abs"],
         tuple(facts["notes"]),
         tuple(facts["mixed"]),
     )

@@ -15,7 +15,7 @@ import numpy as np
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData
-from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
+from trtpipe.evaluation.speedup import HYBRID_UNTIMED, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, failed_outputs, is_about_numbers
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
 
 #: Executions of the engine that are timed.
-ROUNDS = 200
+_ROUNDS = 200
 #: Check samples that are read at a time.
 _READ_AT_ONCE = 32
 
@@ -90,7 +90,7 @@ def timed(
     if report.executed != "engine":
         return report, ()
     if engine.fallback:
-        return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
+        return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID_UNTIMED}")), ()
     with stages("speed"):
         times = latencies(prepared, engine)
     metric = Metric("latency_ms", prepared.outputs[0].name, statistics.median(times))
@@ -98,12 +98,12 @@ def timed(
 
 
 def latencies(prepared: PreparedJob, engine: Engine) -> tuple[float, ...]:
-    """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
+    """Milliseconds of `_ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
     inputs = first_batch(prepared)
     with TimedEngine(engine.data, **settings_of(engine)) as runner:
         for _ in range(WARM_UP):
             runner.run(inputs)
-        return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
+        return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(_ROUNDS))
 
 
 @dataclass(frozen=True)

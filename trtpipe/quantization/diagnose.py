@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
-SAMPLES, MOST_BATCH = 32, 8
+_SAMPLES, MOST_BATCH = 32, 8
 #: Bytes that all values of such a batch may take together; larger networks take fewer samples at a time.
 BATCH_BYTES = 2 << 30
 #: Seconds that the search for the modules that make a check fail may take, unless the user says otherwise.
 DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
-NAMED = 3
+_NAMED = 3
 #: How the line of `blame` begins.
 BLAME = "worst quantized modules"
 
@@ -83,7 +83,7 @@ def batch_size(captured: Captured) -> int:
 
 
 def first_samples(
-    source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH
+    source: Source, how: Batching, count: int = _SAMPLES, batch: int = MOST_BATCH
 ) -> Iterator[SampleBatch]:
     """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
     axis."""
@@ -133,7 +133,7 @@ def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] =
         )
     named = [
         f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}"
-        for m in modules[:NAMED]
+        for m in modules[:_NAMED]
         if m.sqnr_db < math.inf
     ]
     median = statistics.median(m.sqnr_db for m in modules)

@@ -63,6 +63,7 @@ import networkx
 import torch
 from torch.fx import GraphModule, Node
 
+from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
 from trtpipe.model.products import MATMULS, WEIGHTED
@@ -91,7 +92,6 @@ ROW_BYTES = 16
 LEAST_GAIN = 0.01
 #: Generated kernels of their own in FP16 already, which rounding joins for nothing; but a batch norm that is added to
 #: what a later convolution computes.
-BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm")
 OWN_KERNEL = (*BATCH_NORMS, "layer_norm", "native_layer_norm")
 
 #: Of an engine with a loop P4 does not tell whether it is smaller: with FP8 one of GRUs is, and one of RNNs is not.

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
+from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
     add_constant,
@@ -35,8 +36,8 @@ FP16_TINY = 2.0**-14
 
 SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
 NORMS = (
-    "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm", "instance_norm", "rms_norm",
-    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm", "linalg_vector_norm",
+    "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", *BATCH_NORMS, "instance_norm", "rms_norm",
+    "linalg_vector_norm",
 )  # fmt: skip
 REDUCTIONS = (
     "mean", "sum", "var", "std", "var_mean", "prod", "cumsum", "logsumexp", "exp", "pow", "log",

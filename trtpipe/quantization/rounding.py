@@ -18,6 +18,8 @@ from trtpipe.values import Int8Weight
 
 #: Added to the diagonal of the inputs' second moments, relative to its mean.
 DAMPING = 0.01
+#: The least that is divided by, or that a logarithm is taken of: below the magnitudes of any network, and not zero.
+LEAST_MAGNITUDE = 1e-30
 #: Columns whose errors are passed on together.
 BLOCK = 128
 #: Bands of rows in which second moments are added up.
@@ -89,7 +91,7 @@ def second_order(
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
     damping = DAMPING * diagonal.mean(1, keepdim=True)
-    damping = damping + (diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30)
+    damping = damping + (diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(LEAST_MAGNITUDE)
     order = torch.argsort(diagonal, dim=1, descending=True)
     backwards = order.flip(1)
     h = moments.gather(1, backwards[:, :, None].expand_as(moments))
@@ -135,7 +137,7 @@ def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, dampin
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
     h = moments.clone()
-    h.diagonal(dim1=1, dim2=2).add_(damping * diagonal.mean(1, keepdim=True).clamp_min(1e-30))
+    h.diagonal(dim1=1, dim2=2).add_(damping * diagonal.mean(1, keepdim=True).clamp_min(LEAST_MAGNITUDE))
     factor, bad = torch.linalg.cholesky_ex(h)
     del h
     if bool(bad.any()):

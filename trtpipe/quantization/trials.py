@@ -18,7 +18,7 @@ from trtpipe.jsontext import json_text
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial
 
-FORMAT = "trtpipe-trials"
+_FORMAT = "trtpipe-trials"
 
 
 class _File(BaseModel):
@@ -96,7 +96,7 @@ class Trials:
 
     def _write(self) -> None:
         content = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "version": 1,
             "key": dict(self.key),
             "rankings": self.rankings,

@@ -14,10 +14,10 @@ from trtpipe.report.dense import COLOURS, uri
 from trtpipe.report.sample_image import sample_image
 
 #: Longer side of a picture, in pixels; boxes need more than the pixels of a dense output.
-SIDE = 224
+_SIDE = 224
 #: Boxes drawn of one sample: the most certain, with a score (of logits, their sigmoid) of at least this share of the
 #: sample's highest.
-MOST_BOXES, LEAST_SHARE = 12, 0.3
+_MOST_BOXES, _LEAST_SHARE = 12, 0.3
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def _comparable(corners: Array, scores: Array, classes: Array) -> tuple[Array, A
 
 
 def _most_certain(corners: Array, scores: Array, classes: Array) -> Drawn:
-    order = np.argsort(-scores, kind="stable")[:MOST_BOXES]
+    order = np.argsort(-scores, kind="stable")[:_MOST_BOXES]
     best = float(scores[order[0]]) if len(order) else 0.0
-    kept = order[(scores[order] > 0) & (scores[order] >= LEAST_SHARE * best)]
+    kept = order[(scores[order] > 0) & (scores[order] >= _LEAST_SHARE * best)]
     return Drawn(corners[kept].astype(np.float64), classes[kept].astype(np.int64))
 
 
@@ -106,16 +106,16 @@ def _image(compared: ComparedOutputs, name: str, of: Detections) -> Image.Image 
 def _blank(sets: list[Drawn]) -> Image.Image:
     """A grey field that holds all boxes."""
     ends = [boxes.corners[:, 2:].max(0) for boxes in sets if len(boxes.corners)]
-    width, height = np.clip(np.max(ends, 0), 1, 4096).astype(int) if ends else (SIDE, SIDE)
+    width, height = np.clip(np.max(ends, 0), 1, 4096).astype(int) if ends else (_SIDE, _SIDE)
     return Image.new("RGB", (int(width) + 1, int(height) + 1), (120, 120, 124))
 
 
 def _picture(image: Image.Image, boxes: Drawn) -> str:
-    scale = SIDE / max(image.size)
+    scale = _SIDE / max(image.size)
     made = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
     draw = ImageDraw.Draw(made)
     for corners, kind in zip(boxes.corners, boxes.classes, strict=True):
-        x0, y0, x1, y1 = (float(np.clip(v * scale, -1, SIDE + 1)) for v in corners)
+        x0, y0, x1, y1 = (float(np.clip(v * scale, -1, _SIDE + 1)) for v in corners)
         colour = tuple(int(c) for c in COLOURS[1 + int(kind) % (len(COLOURS) - 1)])
         draw.rectangle((min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)), outline=colour, width=2)
-    return uri(np.asarray(made), SIDE)
+    return uri(np.asarray(made), _SIDE)

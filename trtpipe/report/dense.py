@@ -11,7 +11,7 @@ from PIL import Image
 from calib.types import Array
 
 #: Longer side of a picture, in pixels.
-SIDE = 112
+_SIDE = 112
 #: Of classes, in turn; the first is dark, as it often is the background.
 COLOURS = np.array(
     [(30, 30, 34), (66, 133, 244), (219, 68, 55), (244, 180, 0), (15, 157, 88), (171, 71, 188), (0, 172, 193),
@@ -54,7 +54,7 @@ def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
     return tuple((t, uri(x)) for t, x in zip(titles, (*shown, difference), strict=True))
 
 
-def uri(pixels: Array, side: int = SIDE) -> str:
+def uri(pixels: Array, side: int = _SIDE) -> str:
     """Pixels uint8 [H, W, 1 or 3] as a data: URI, no longer than `side`."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((side, side), Image.Resampling.NEAREST)

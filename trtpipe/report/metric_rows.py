@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
+from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.report.figures import beside_limit, compact, percent
 
@@ -35,9 +35,9 @@ HEADLINES: Mapping[str, str] = {
 }
 #: What the name of a metric of the job's own ends in -> (title, what it says, its best value).
 OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
-    BASELINE: ("{} of the baseline", "", math.nan),
-    ENGINE: ("{} of what was executed", "", math.nan),
-    DROP: ("{} lost", "how much worse than the baseline's, in its own unit", 0.0),
+    BASELINE_SUFFIX: ("{} of the baseline", "", math.nan),
+    ENGINE_SUFFIX: ("{} of what was executed", "", math.nan),
+    DROP_SUFFIX: ("{} lost", "how much worse than the baseline's, in its own unit", 0.0),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
-from trtpipe.evaluation.limits import ENGINE, worst
+from trtpipe.evaluation.limits import ENGINE_SUFFIX, worst
 from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
@@ -203,7 +203,7 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
         limits = "the limit" if count == 1 else f"all {count} limits"
         return f"{subject} matches its {manifest.baseline} baseline {where}, within {limits} of the job."
     missed = [m.name for m in check.metrics if m.passed is False]
-    if missed and all(name.endswith(ENGINE) for name in missed):  # which the baseline may miss as well
+    if missed and all(name.endswith(ENGINE_SUFFIX) for name in missed):  # which the baseline may miss as well
         return f"{subject} misses limits of its job {where}: {', '.join(missed)}."
     if missed:
         return f"{subject} is too far from its {manifest.baseline} baseline {where}: {', '.join(missed)}."

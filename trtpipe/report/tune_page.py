@@ -11,7 +11,7 @@ from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
 from trtpipe.report.metric_rows import HEADLINES, meaning
 
 #: Figures that have a column when any trial has them, in this order; behind them others that the budget names.
-FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
+_FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
 #: How many modules of the ranking the page shows.
 RANKED = 20
 
@@ -47,9 +47,9 @@ def page(name: str, tuned: Tuned, limits: Limits) -> str:
 def table(trials: Sequence[Trial]) -> str:
     """The trials in the order they were made."""
     limited = {
-        m.name: meaning(m.name)[0] for t in trials for m in t.metrics if m.limit is not None and m.name not in FIGURES
+        m.name: meaning(m.name)[0] for t in trials for m in t.metrics if m.limit is not None and m.name not in _FIGURES
     }
-    figures = {n: title for n, title in (FIGURES | limited).items() if any(t.value(n) is not None for t in trials)}
+    figures = {n: title for n, title in (_FIGURES | limited).items() if any(t.value(n) is not None for t in trials)}
     timed = any(t.latency_ms is not None for t in trials)
     front = pareto(trials)
     titles = ["", "calibration", "kept out", "quantized MACs", "size MB", *figures.values()]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.formats import DYNAMIC_QUANTIZE, product_format
 from trtpipe.values import PRECISIONS_BY_WIDTH, LayerPrecision, OnnxModel, PrecisionName
@@ -121,7 +121,7 @@ def _precision(
     node: NodeProto, types: Mapping[str, int], producers: Mapping[str, NodeProto], weights: Collection[str]
 ) -> PrecisionName:
     """The precision of one node."""
-    if node.op_type in WEIGHTED:
+    if node.op_type in WEIGHTED_OPERATORS:
         left, right = (_number_format(i, types, producers, weights) for i in node.input[:2])
         if (narrow := product_format(left, right)) is not None:
             return narrow

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Translations = dict[Callable[..., object], Callable[..., "Value"]]
 
 #: The first opset with the types that an operator needs.
-OPSETS = {
+_OPSETS = {
     "int4_dequantize": INT4_SUPPORT.opset,
     "fp4_dequantize": NVFP4_SUPPORT.opset,
     "fp4_dynamic": NVFP4_SUPPORT.opset,
@@ -39,7 +39,7 @@ def opset_of(quantized: Quantized, least: int) -> int:
     from trtpipe.model.nodes import calls, op_name
 
     names = {op_name(n) for n in calls(quantized.program.graph)}
-    return max(least, *(OPSETS.get(n, least) for n in names))
+    return max(least, *(_OPSETS.get(n, least) for n in names))
 
 
 def translations() -> Translations:

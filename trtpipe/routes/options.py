@@ -1,7 +1,7 @@
 """What the routes torch_tensorrt and torch2trt can honour of a job, judged at plan time; nothing heavy is imported.
 
-`OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` adds to `trt.options`, which
-knows what the TensorRT itself can do: here is what the frontend in front of it can pass on.
+`ROUTE_OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` adds to `trt.options`,
+which knows what the TensorRT itself can do: here is what the frontend in front of it can pass on.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _PORTABLE = "Leave it out for a portable engine, or use build.route onnx."
 _EXPLICIT = "Torch-TensorRT has had no calibrators since 2.9: use explicit."
 _VERBOSITY = "Use layer_names_only, or build.route onnx."
 
-OPTIONS: tuple[Support, ...] = (
+ROUTE_OPTIONS: tuple[Support, ...] = (
     Support("compute_capability", _none(_PORTABLE), _none()),
     Support("platform", _taken, _taken),
     Support("quantization", _only("explicit", step=_EXPLICIT), _taken),
@@ -227,7 +227,7 @@ def refusals(build: Build, route: Route, *, frontend: str | None = None) -> tupl
 
 def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple[str, str]]:
     wanted = asked(build)
-    for support in OPTIONS:
+    for support in ROUTE_OPTIONS:
         if support.field not in wanted:
             continue
         rule: Rule = getattr(support, route)

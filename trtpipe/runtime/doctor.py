@@ -96,8 +96,8 @@ class Diagnosis:
     jetson: bool
     driver: str
     gpus: tuple[GpuAbility, ...]
-    tensorrts: dict[str, str]
-    packages: dict[str, str | None]
+    tensorrts: Mapping[str, str]
+    packages: Mapping[str, str | None]
     abilities: tuple[Ability, ...]
     notes: tuple[str, ...]
 

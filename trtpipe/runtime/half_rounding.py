@@ -14,7 +14,7 @@ from trtpipe.trt.element_types import element_types
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
 EXACT = frozenset(
     ("Abs", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Max",
@@ -49,7 +49,7 @@ def rounded(model: bytes) -> bytes | None:
     except (DecodeError, onnx.shape_inference.InferenceError) as error:
         raise Unrounded(f"its types cannot be read ({error})") from error
     graph = proto.graph
-    halves = {n: t for n, t in types.items() if t in HALVES}
+    halves = {n: t for n, t in types.items() if t in _HALVES}
     if not halves:
         late = weights_late(graph.node, (i.name for i in graph.input))
         return None if late == list(graph.node) else _with_nodes(proto, late)
@@ -95,7 +95,7 @@ def _widened(node: NodeProto, halves: Mapping[str, int], wide: Mapping[str, str]
             after.append(_cast(made.output[k], name, halves[name]))
             after.append(_cast(name, wide[name], onnx.TensorProto.FLOAT))
     for attribute in made.attribute:
-        if attribute.name == "output_dtype" and attribute.i in HALVES:
+        if attribute.name == "output_dtype" and attribute.i in _HALVES:
             attribute.i = onnx.TensorProto.FLOAT
     return [made, *after]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Feed:
     ids: tuple[str, ...]
     truths: tuple[str | None, ...]
     paths: tuple[Path, ...] | None = None
-    arrays: dict[str, Array] | None = None
+    arrays: Mapping[str, Array] | None = None
 
     def batches(self, model: Model, size: int) -> Iterator[dict[str, Array]]:
         """The inputs [B, ...] of at most `size` samples at a time by name. Images are read when their batch is due, and

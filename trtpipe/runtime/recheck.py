@@ -13,7 +13,7 @@ from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.limits import SHARE_LIMITS, Limits
-from trtpipe.progress import Progress, Silent
+from trtpipe.progress import Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
 from trtpipe.values import CheckReport
@@ -25,7 +25,7 @@ FEWEST_FOR_SHARE_LIMITS = 100
 _SLACK = 0.01
 
 
-def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
+def recheck(model: Model) -> CheckReport:
     """The check of `model` on the bundle's golden inputs, against the baseline's outputs, under the job's limits.
 
     The report's notes say which limits a few samples cannot be held against. The control is the build's own, which
@@ -46,7 +46,7 @@ def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
         limits,
         damaged=None if recorded is not None else Damaged(swapped, "every output", "its neighbour's"),
         control=recorded,
-        progress=progress or Silent(),
+        progress=Silent(),
     )
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 

@@ -28,7 +28,7 @@ TARGET_TITLES: Mapping[Target, str] = {
     "onnxruntime": "ONNX Runtime",
 }
 
-OLDEST: Mapping[FlavourName, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
+_OLDEST: Mapping[FlavourName, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
 #: Releases of a later major version may have other options, of which there is no record.
 NEWEST_MAJOR: Mapping[FlavourName, int] = {"tensorrt": 11, "tensorrt_rtx": 1}
 
@@ -198,25 +198,25 @@ Installed = Mapping[FlavourName, tuple[str, str]]
 
 def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
-    by_module = {name: packages.package(name) for name in OLDEST}
+    by_module = {name: packages.package(name) for name in _OLDEST}
     return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
 def oldest(name: FlavourName) -> str:
     """The oldest release that trtpipe builds for, like "8.6"."""
-    return ".".join(map(str, OLDEST[name]))
+    return ".".join(map(str, _OLDEST[name]))
 
 
 def unsupported(name: str, version: str) -> str | None:
     """Why a version cannot be that of a release of this TensorRT which trtpipe builds for and runs, at hand or not, as
     "must ... (got ...)"; None for a name that is no TensorRT's."""
-    flavour = next((known for known in OLDEST if known == name), None)
+    flavour = next((known for known in _OLDEST if known == name), None)
     if flavour is None:
         return None
     number, first, newest = parse_version(version), oldest(flavour), NEWEST_MAJOR[flavour]
     if number < parse_version(first):
         return f"must be {title(name, first)} or later (got {version})"
-    if flavour == "tensorrt_rtx" and number >= OLDEST["tensorrt"]:
+    if flavour == "tensorrt_rtx" and number >= _OLDEST["tensorrt"]:
         return f"must be a release of TensorRT-RTX, like {first} (got {version}, which is TensorRT's)"
     if number[0] > newest:
         return f"must be {title(name, str(newest))} at most, the newest whose options are known (got {version})"
@@ -246,7 +246,7 @@ def load(target: str) -> Flavour:
         InputError: for a target that is no TensorRT, or a release that is `unsupported`.
         MissingError: when it is not installed or cannot be loaded.
     """
-    if target not in OLDEST:
+    if target not in _OLDEST:
         raise InputError(f"build.target: a TensorRT target must be tensorrt or tensorrt_rtx (got {target}).")
     name: FlavourName = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:

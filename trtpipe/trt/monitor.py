@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from trtpipe.trt.types import ILogger, IProgressMonitor
 
 #: From the gravest: a job's `log_level` shows its own level and those before it.
-LEVELS = ("internal_error", "error", "warning", "info", "verbose")
+LOG_LEVELS = ("internal_error", "error", "warning", "info", "verbose")
 PERCENT = "%"
-_KEPT = frozenset(LEVELS[:3])
+_KEPT = frozenset(LOG_LEVELS[:3])
 #: Warnings that say nothing about the engine.
 NOISE = re.compile(
     r"onnx2trt_utils|Multi stream is disabled|CUDA lazy loading|is unsupported in TensorRT-RTX"
@@ -50,7 +50,7 @@ class Watch:
 
     def __init__(self, progress: Progress, level: str) -> None:
         self._progress = progress
-        self._shown = frozenset(LEVELS[: LEVELS.index(level) + 1])
+        self._shown = frozenset(LOG_LEVELS[: LOG_LEVELS.index(level) + 1])
         self._messages: deque[_Message] = deque(maxlen=_MOST_MESSAGES)
         self._numbers = itertools.count()
         self._raised: BaseException | None = None

@@ -22,7 +22,7 @@ from trtpipe.trt.platforms import (
     unable,
 )
 
-#: "Only for DLA" in the table of TensorRT's documentation under "I/O Formats" (`SOURCES`).
+#: "Only for DLA" in the table of TensorRT's documentation under "I/O Formats" (`SOURCE_URLS`).
 DLA_FORMATS: tuple[TensorFormat, ...] = ("chw16", "dla_linear", "dla_hwc4")
 #: "Only for NVIDIA Ampere GPUs and later" there.
 AMPERE_FORMATS: tuple[TensorFormat, ...] = ("hwc16",)
@@ -46,7 +46,7 @@ NAMING_A_DLA: Mapping[str, Callable[[Any], str]] = {
     "device_types": lambda devices: _listed(f"{glob}: dla" for glob, device in devices.items() if device == "dla"),
 }
 
-#: The same for GPUs of compute capability 8.0 on: their 2:4 sparse Tensor Cores came with Ampere (`SOURCES`).
+#: The same for GPUs of compute capability 8.0 on: their 2:4 sparse Tensor Cores came with Ampere (`SOURCE_URLS`).
 FROM_AMPERE: Mapping[str, Callable[[Any], str]] = {
     "sparse_weights": lambda on: "2:4 sparse kernels" if on else "",
     "tensor_formats": lambda bindings: _among(bindings, AMPERE_FORMATS),

@@ -1,7 +1,7 @@
 """What NVIDIA's platforms can compute, by compute capability: the support matrix that a job is held against.
 
 The precisions are those of the "Hardware and Precision" tables of NVIDIA's support matrices, the compute capabilities
-those of NVIDIA's list of CUDA GPUs (`SOURCES`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
+those of NVIDIA's list of CUDA GPUs (`SOURCE_URLS`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
 would emulate is not counted.
 
 Whether TensorRT-RTX runs its engines on a GPU is decided by `rtx_support` alone: `doctor`, `verify`, the options of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: `platform.machine()` spells the same processors in several ways.
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
-SOURCES: Mapping[str, str] = {
+SOURCE_URLS: Mapping[str, str] = {
     "matrix 8.6": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-861/support-matrix/index.html",
     "notes 8.5": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-852/release-notes/tensorrt-8.html",
     "8.6 and Maxwell": "https://github.com/NVIDIA/TensorRT/issues/3589",
@@ -45,7 +45,7 @@ SOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Abilities:
-    """What GPUs of one compute capability accelerate, and where that is written (keys of `SOURCES`).
+    """What GPUs of one compute capability accelerate, and where that is written (keys of `SOURCE_URLS`).
 
     `releases`: the versions of TensorRT proper that build for them, [since, until); an empty bound is open.
     """

@@ -18,7 +18,7 @@ from trtpipe.trt.platforms import (
     PRECISIONS,
     RTX_COMPUTE_CAPABILITIES,
     RTX_WITHOUT_FP32_PRODUCTS,
-    SOURCES,
+    SOURCE_URLS,
     rtx_support,
 )
 
@@ -115,7 +115,7 @@ def document(measured: JsonObject) -> str:
         "`tensor_formats` are refused for TensorRT; TensorRT-RTX builds `hwc16` for 7.5.",
         "TensorRT: the releases of TensorRT proper that build for it. RTX engines: whether TensorRT-RTX runs its "
         "engines there; `not known` where it does not name the compute capability and nobody has tried.",
-        "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
+        "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCE_URLS.items()) + ".",
     )
     return "\n\n".join(parts) + "\n"
 

@@ -425,7 +425,7 @@ def test_a_scaling_that_all_samples_speak_against_is_taken_back(
 ) -> None:
     """Scalings are tried with thresholds of the first samples; what is kept has to gain with those of all."""
     right = stage.calibrate
-    monkeypatch.setattr(stage, "SAMPLES", 24)
+    monkeypatch.setattr(stage, "MOST_SAMPLES", 24)
 
     def wider(captured: Captured, source: Source, **options: object) -> CalibrationTable:
         table = right(captured, source, **options)  # type: ignore[arg-type]

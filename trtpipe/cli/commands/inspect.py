@@ -20,7 +20,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.options import InputPath, json_option
 from trtpipe.errors import InputError, MissingError, first_line, shell
 from trtpipe.figures import beside, exact
-from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.packages import pip_install, present
 from trtpipe.progress import size
 from trtpipe.routes.compiled_precision import dequantizer, dynamic
@@ -170,7 +170,7 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     makers = {name: node for node in graph.node for name in node.output}
     weights = {i.name for i in graph.initializer}
     for node in graph.node:
-        if node.op_type not in WEIGHTED:
+        if node.op_type not in WEIGHTED_OPERATORS:
             continue
         quantized = [_quantized_as(name, makers, types, weights) for name in node.input[:2]]
         if all(quantized):

@@ -21,6 +21,7 @@ from trtpipe.cli.commands.options import InputPath, OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
+from trtpipe.evaluation.bench import LATENCY_PERCENTILES
 from trtpipe.jsontext import json_line
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 #: The result of one sample by column or JSON key.
 JsonRow = JsonObject
 Write = Callable[[JsonRow], None]
-FORMATS = ("jsonl", "json", "csv")
+_FORMATS = ("jsonl", "json", "csv")
 
 
 @click.command("run", short_help="Run a bundle on images or arrays.")
@@ -44,7 +45,7 @@ FORMATS = ("jsonl", "json", "csv")
 @key_option
 @graph_option
 @click.option(
-    "--format", "chosen", type=click.Choice(FORMATS), help="[default: by the suffix of --output; jsonl without one]"
+    "--format", "chosen", type=click.Choice(_FORMATS), help="[default: by the suffix of --output; jsonl without one]"
 )
 @click.option("-o", "--output", type=OutputFile(piped=True), help="Write to this file, not stdout.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples at a time. [default: the engine's best]")
@@ -151,9 +152,9 @@ def _format_of(output: Path | None) -> str:
     if output is None or not output.suffix or is_stream(output):
         return "jsonl"
     suffix = output.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
+    if suffix not in _FORMATS:
         raise click.UsageError(
-            f"-o: must end in {either([f'.{name}' for name in FORMATS])} (got {output.name}). Name it so, or give "
+            f"-o: must end in {either([f'.{name}' for name in _FORMATS])} (got {output.name}). Name it so, or give "
             "--format."
         )
     return suffix
@@ -227,7 +228,7 @@ def _measured(model: Model, feed: Feed | None, batch_size: int | None, iteration
         began = time.perf_counter()
         model.run_arrays(batch)
         times_ms[i] = (time.perf_counter() - began) * 1e3
-    p50, p90, p99 = np.percentile(times_ms, (50, 90, 99))
+    p50, p90, p99 = np.percentile(times_ms, LATENCY_PERCENTILES)
     return {
         "executed": model.executed,
         "runner": model.runner.name,

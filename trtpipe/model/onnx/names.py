@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 #: Operators whose second input is a weight.
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+WEIGHTED_OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _QUOTED = re.compile(r"'([^']*)'")
 _PARAMETER = re.compile(r"(\w+(?:\.\w+)*)\.weight")

@@ -16,7 +16,7 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.constants import fold_constants, make_dense, without_constant_outputs, without_copies
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
-from trtpipe.model.onnx.names import WEIGHTED, module_path
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
 from trtpipe.values import BINDING_DTYPES, ONNX_DOMAINS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 #: The opsets whose operators are known.
-OPSETS = (7, 26)
+_OPSETS = (7, 26)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
     marks, notes = take_qdq_off(model, any_scales=recalibrate)
     graph = model.graph
     version = model.opset_imports.get("", 0)
-    if not OPSETS[0] <= version <= OPSETS[1]:
+    if not _OPSETS[0] <= version <= _OPSETS[1]:
         raise InputError(
-            f"model.onnx: must be of opset {OPSETS[0]} to {OPSETS[1]} (got {version}). Export it again, or run "
+            f"model.onnx: must be of opset {_OPSETS[0]} to {_OPSETS[1]} (got {version}). Export it again, or run "
             "onnx.version_converter."
         )
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
@@ -378,7 +378,7 @@ def _node(
     named = tuple("" if v is None else str(v.name) for v in node.inputs)
     inputs, origins = ([turned.get(n, (n, n))[k] for n in named] for k in range(2))
     outputs = tuple(str(v.name) if v.name is not None else "" for v in node.outputs)
-    weight = origins[1] if node.op_type in WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
+    weight = origins[1] if node.op_type in WEIGHTED_OPERATORS and len(inputs) > 1 and inputs[1] in constants else None
     attributes = {name: _plain(a.value) for name, a in node.attributes.items()}
     path = module_path(node.name or "", node.op_type, outputs[0], weight, dict(node.metadata_props))
     own = {k: marks[node, k] for k in range(len(inputs)) if (node, k) in marks}

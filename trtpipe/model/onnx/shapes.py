@@ -27,7 +27,7 @@ from trtpipe.model.onnx.values import (
 )
 
 #: torch's dtype by the number that ONNX's TensorProto has for it.
-DTYPES: Mapping[int, torch.dtype] = {
+_DTYPES: Mapping[int, torch.dtype] = {
     1: torch.float32,
     2: torch.uint8,
     3: torch.int8,
@@ -56,7 +56,7 @@ def _size(node: Node, x: Value) -> Numbers:
 
 
 def _cast(node: Node, x: Value) -> Value:
-    dtype = DTYPES.get(node.get("to"))
+    dtype = _DTYPES.get(node.get("to"))
     if dtype is None:
         raise node.refused(f"casts to a type that is not known here ({node.get('to')})", "Export it in FP32.")
     kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int

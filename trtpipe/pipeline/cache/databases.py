@@ -7,9 +7,11 @@ import re
 import sqlite3
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from trtpipe.pipeline.cache.native import replace_everywhere
+
+T = TypeVar("T")
 
 #: Ends of the names of the files that hold what is not in a database yet, or not any more.
 JOURNALS = ("-wal", "-journal")
@@ -20,7 +22,7 @@ _TEXT = re.compile(r"'((?:[^']|'')*)'|\"((?:[^\"]|\"\")*)\"")
 class Attached(NamedTuple):
     """A database that SQL attaches: its path, or None where an expression names it, whose text is `said`."""
 
-    path: object
+    path: str | None
     said: str
 
 
@@ -38,7 +40,7 @@ def trace_connections(tell: Callable[[str], None]) -> None:
     replace_everywhere("connect", connect, traced)
 
 
-def path_of_database(given: object) -> object:
+def path_of_database(given: T) -> T | str:
     """What `sqlite3.connect` or ATTACH was given, without the rest of a URI."""
     if isinstance(given, str) and given.startswith("file:"):
         return urllib.parse.unquote(urllib.parse.urlsplit(given).path)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
 DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
-OTHERS = ("numba", "safetensors")
+_OTHERS = ("numba", "safetensors")
 #: A compiler's module that no distribution has brought counts by its files, under a name that no distribution can have.
 _FILES_OF = "files of {}"
 BUILDERS: Mapping[str, tuple[str, ...]] = {n: (*distributions(n), _FILES_OF.format(n)) for n in get_args(Target)}
@@ -49,7 +49,7 @@ def environment() -> dict[str, str]:
     """Versions of Python, of the system and of every package that takes part."""
     builders = tuple(n for names in BUILDERS.values() for n in names)
     facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    return facts | versions(DECIDING + OTHERS + builders)
+    return facts | versions(DECIDING + _OTHERS + builders)
 
 
 def portable_job(job: Job) -> str:
@@ -125,7 +125,7 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
     """The machine that this runs on; the CUDA driver is asked when it is not given."""
     if driver is None:
         driver = cuda.probe()
-    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
+    names = (*DECIDING, *_OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
     gpu = driver.devices[0] if driver.devices else None
     return Machine(
         versions=versions(tuple(dict.fromkeys(names)))

@@ -27,7 +27,7 @@ from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import Guard, Score
-from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, SAMPLES, Samples, drawn
+from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, MOST_SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.placements import EVERYTHING, Placement
@@ -107,7 +107,7 @@ class _Corrector:
         placements: Sequence[Placement],
     ) -> None:
         self._plain, self._table, self._source = captured, table, source
-        self._few = source.first(SAMPLES)
+        self._few = source.first(MOST_SAMPLES)
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
         self._steps: list[Step] = []
@@ -118,7 +118,7 @@ class _Corrector:
         # The placement that is corrected; operations and thresholds of those before it stay.
         self._placements, self._at = placements, 0
         self._domains = find_domains(captured.graph) if set(GRAPH_CORRECTIONS) & set(which) else ()
-        self._scores: list[Score] = []
+        self._scores: Sequence[Score] = ()
         self._scores = self._measured(captured, table.amax)
 
     def run(self) -> CalibrationTable:
@@ -312,7 +312,7 @@ class _Corrector:
                 detail += f"; {was.decibels:.1f} to {other.decibels:.1f} dB with what {placement.title} has"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
-            self._scores = list(scores)
+            self._scores = scores
         return kept
 
 
@@ -323,7 +323,7 @@ class _State:
     now: Captured
     table: CalibrationTable
     amax: Mapping[str, float]
-    scores: list[Score]
+    scores: Sequence[Score]
     arrays: Arrays
     steps: int
 

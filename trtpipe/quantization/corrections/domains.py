@@ -27,7 +27,7 @@ HOMOGENEOUS = frozenset(
      "contiguous", "alias")
 )  # fmt: skip
 #: Those that cut at a positive bound: exact for channels that stay below it when they are scaled.
-CLIPPED = frozenset(("hardtanh", "hardtanh_", "relu6", "clamp"))
+_CLIPPED = frozenset(("hardtanh", "hardtanh_", "relu6", "clamp"))
 #: Their weight is [C_out, C_in / groups, ...].
 LINEAR = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 
@@ -116,7 +116,7 @@ class _Search:
             self._make(node, node.meta["val"].dim() - 1 if name == "linear" else 1)
         elif name in HOMOGENEOUS and len(read) == 1 and self._keeps_channels(node, read[0], name):
             self._join(read[0], node)
-        elif name in CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
+        elif name in _CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
             self._join(read[0], node)
             self._draft(node).clips.append((node, bound))
         elif name in ("add", "add_") and len(read) == 2 and shape_of(read[0]) == shape_of(node) == shape_of(read[1]):

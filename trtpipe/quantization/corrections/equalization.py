@@ -22,6 +22,7 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections.domains import Domain, groups_of
 from trtpipe.quantization.corrections.edits import Arrays
 from trtpipe.quantization.partial import Partial
+from trtpipe.quantization.rounding import LEAST_MAGNITUDE
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -33,7 +34,7 @@ BUCKETS = 192
 #: Of so many batches one is counted; maxima are of all.
 COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.
-LEAST_SHARE = 2.0**-10
+_LEAST_SHARE = 2.0**-10
 #: How far the largest value seen of a channel stays under a clip that does not cut it: other samples have larger ones,
 #: and what is cut there is cut in every precision. MobileNetV2, scaled by 96 photographs, is 29.5 dB from itself in
 #: float on the other 32 with 1.3, 35.9 with 2, and gains as much in INT8 (17.2 dB with 1.3 and with 2).
@@ -54,7 +55,7 @@ class ChannelValues:
     @classmethod
     def empty(cls, channels: int, top: float) -> ChannelValues:
         """For a tensor whose first values reach `top`."""
-        exponent = math.floor(math.log2(max(top, 1e-30))) + 4 + 127
+        exponent = math.floor(math.log2(max(top, LEAST_MAGNITUDE))) + 4 + 127
         return cls(exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels))
 
     def add(self, x: torch.Tensor, count: bool = True) -> None:
@@ -148,9 +149,9 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     """float64 [C], every one > 0, or None where nothing is better than 1."""
     read = [(r, values[r.args[0]]) for r in domain.readers]  # type: ignore[index]
     amax = {id(v): v.amax for _, v in read}
-    share = torch.stack([amax[id(v)] / amax[id(v)].max().clamp_min(1e-30) for _, v in read]).amax(0)
+    share = torch.stack([amax[id(v)] / amax[id(v)].max().clamp_min(LEAST_MAGNITUDE) for _, v in read]).amax(0)
     live = share > 0
-    share = share.clamp_min(LEAST_SHARE)
+    share = share.clamp_min(_LEAST_SHARE)
     weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
     candidates = [torch.ones_like(share)]
     candidates += [_under_clips(domain, values, torch.where(live, share**-x, candidates[0])) for x in STRENGTHS]
@@ -164,8 +165,8 @@ def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.
     for node, bound in domain.clips:
         own = values[node]
         most = own.most.double()
-        s = s * (bound / (own.amax * s).max().clamp_min(1e-30))
-        s = torch.minimum(s, bound / (ROOM * most.clamp_min(1e-30)))
+        s = s * (bound / (own.amax * s).max().clamp_min(LEAST_MAGNITUDE))
+        s = torch.minimum(s, bound / (ROOM * most.clamp_min(LEAST_MAGNITUDE)))
         s = torch.where((most >= bound * 0.999) | (most <= 0), torch.ones_like(s), s)
     return s
 
@@ -198,7 +199,7 @@ class _Reader:
         weight_step = (self.most / rows(s)).amax(1, keepdim=True) / INT8_MAX
         of_input = (self.squares / rows(s) ** 2).sum() * step**2 / 12
         of_weight = (weight_step**2 / 12 * rows(self.power * s * s) * self.kernel).sum()
-        return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(1e-30))
+        return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(LEAST_MAGNITUDE))
 
 
 def merged(first: Arrays, second: Arrays) -> dict[str, Array]:

@@ -11,6 +11,7 @@ import torch
 
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, roundings
 from trtpipe.quantization.precision import ScaleTypes
+from trtpipe.quantization.rounding import LEAST_MAGNITUDE
 from trtpipe.values import Captured
 
 #: An exact copy counts as this many dB.
@@ -82,7 +83,9 @@ class Score:
 
     def mean_gain(self, other: Score) -> float:
         """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
-        return float((10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))).mean())
+        return float(
+            (10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))).mean()
+        )
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.values import Captured
 
-#: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
-#: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`. More of them pay:
+#: Samples used, in batches of at most `_BATCH`: of eight, five are fitted on, one decides about single operations,
+#: and two about whole steps. Fewer where the values alive at once would not fit in `_MOST_BYTES`. More of them pay:
 #: MobileNetV2, corrected by 64 and by 96 of its calibration photographs, has 16.3 and 18.1 dB on the other 32.
-SAMPLES, BATCH, MOST_BYTES = 128, 8, 4 << 30
+MOST_SAMPLES, _BATCH, _MOST_BYTES = 128, 8, 4 << 30
 #: With fewer samples nothing can be fitted and judged apart.
 LEAST_SAMPLES = 16
 
@@ -38,15 +38,15 @@ def drawn(captured: Captured, source: Source) -> Samples | None:
     """
     source = source.distinct()
     specs = captured.inputs
-    size = max(1, min(BATCH, source.sample_count // 8))
+    size = max(1, min(_BATCH, source.sample_count // 8))
     how, batches = Batching(specs, captured.outputs, size), list[BatchTensors]()
-    count, most = 0, SAMPLES
+    count, most = 0, MOST_SAMPLES
     for batch in source.batches(size):
         for piece, used in how.pieces(batch.arrays):
             batches.append([torch.from_numpy(piece[s.name]) for s in specs])
             count += used
         if len(batches) == 1:
-            most = min(SAMPLES, max(LEAST_SAMPLES, MOST_BYTES // max(1, _alive_bytes(captured, batches[0]))))
+            most = min(MOST_SAMPLES, max(LEAST_SAMPLES, _MOST_BYTES // max(1, _alive_bytes(captured, batches[0]))))
         if count >= most and len(batches) >= 8:
             break
     if count < LEAST_SAMPLES or len(batches) < 4:

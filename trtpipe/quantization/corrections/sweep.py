@@ -60,9 +60,9 @@ class _Place:
 
     node: Node
     error: LocalError
-    plain: list[dict[Node, Any]]
-    coded: list[dict[Node, Any]]
-    wanted: list[Any]
+    plain: Sequence[Mapping[Node, Any]]
+    coded: Sequence[Mapping[Node, Any]]
+    wanted: Sequence[torch.Tensor]
 
 
 class Sweep:

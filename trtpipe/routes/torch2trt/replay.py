@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from trtpipe.errors import BuildError
+from trtpipe.model.batch_norms import NATIVE_NORM
 from trtpipe.model.export import example_inputs
 from trtpipe.model.nodes import (
     HALVES,
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
 #: Operations that change no value.
-SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
-#: Batch normalisation that was not folded; it returns a tuple, whose first element alone is used.
-NATIVE_NORM = "_native_batch_norm_legit_no_training"
+_SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
 #: What torch.export leaves behind to hold shapes against its ranges.
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
 #: Arguments that do not change what a network computes.
@@ -110,7 +109,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
         elif node.op == "output":
             values = node.args[0]
             new.output(tuple(env[v] for v in (values if isinstance(values, (list, tuple)) else (values,))))
-        elif op_name(node) in SAME or (op_name(node) == "getitem" and op_name(node.args[0]) == NATIVE_NORM):
+        elif op_name(node) in _SAME or (op_name(node) == "getitem" and op_name(node.args[0]) == NATIVE_NORM):
             env[node] = env[node.args[0]]
         elif op_name(node) in ASSERTIONS or (_is_weight(node) and all(_is_weighted(u) for u in node.users)):
             continue  # a weight's DQ belongs to the operation that reads it

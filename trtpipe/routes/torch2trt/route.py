@@ -48,7 +48,7 @@ WARNING = re.compile(r"Encountered known unsupported method (\S+)")
 HARMLESS = re.compile(
     r"\.(dim|size|numel|stride|is_[a-z_]+|element_size|get_device|data_ptr|requires_grad_|_[a-z_]+_)$"
 )
-GRAPH_NOTE = (
+IMPLICIT_GRAPH_NOTE = (
     "route torch2trt: the bundle's graph is the ONNX of the captured program; the engine was converted by torch2trt "
     "from the eager module, so a check of the graph does not cover that conversion"
 )
@@ -110,7 +110,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         )
     data = bytes(made.engine.serialize())
     header = checked_header(tensorrt, data)
-    graph, graph_notes = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
+    graph, graph_notes = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else IMPLICIT_GRAPH_NOTE)
     notes += graph_notes
     notes += [FP16_NOTE] * job.precision.fp16_mode + [
         EXPLICIT_NOTE if explicit else INT8_NOTE

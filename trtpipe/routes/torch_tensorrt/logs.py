@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from trtpipe.errors import first_line
 from trtpipe.trt import monitor
-from trtpipe.trt.monitor import LEVELS, Watch
+from trtpipe.trt.monitor import LOG_LEVELS, Watch
 
 #: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
 LOGGERS = ("torch_tensorrt", "torch_tensorrt [TensorRT Conversion Context]")
 #: TensorRT's, and what comes with every model or is about machines and packages that this route does not use.
-NOISE = re.compile(
+ROUTE_NOISE = re.compile(
     monitor.NOISE.pattern + "|modelopt|is deprecated|Remaining GPU memory|Using default stream in enqueue"
     "|PyTorch 0/1 specialization"
 )
@@ -39,7 +39,7 @@ def logged(watch: Watch, level: str) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             level = {"critical": "internal_error", "debug": "verbose"}.get(n := record.levelname.lower(), n)
             # Its errors repeat, with a traceback and the whole graph, what is then raised.
-            if record.exc_info is None and level in LEVELS:
+            if record.exc_info is None and level in LOG_LEVELS:
                 watch.message(level, first_line(record.getMessage()))
 
     handler = Handler()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Convertible operations that have to stand together for an engine of their own; Torch-TensorRT's own default. Fewer of
 #: them cost more in changing between PyTorch and TensorRT than they gain.
 MIN_BLOCK_SIZE = 5
-SMALL = f"it has a converter, and stands among fewer than {MIN_BLOCK_SIZE} that have one"
+SMALL_BLOCK = f"it has a converter, and stands among fewer than {MIN_BLOCK_SIZE} that have one"
 REFUSED = "its converter does not take these arguments"
 NONE = "Torch-TensorRT has no converter for it"
 _NEXT = "Leave build.allow_torch_fallback out and use build.route onnx, or rewrite the operation."
@@ -224,7 +224,7 @@ def _fallback(node: Node) -> Fallback:
     from trtpipe.routes.torch_tensorrt.qdq import remembered_module
 
     if node in DYNAMO_CONVERTERS:
-        why = SMALL
+        why = SMALL_BLOCK
     elif node.target in DYNAMO_CONVERTERS:
         why = REFUSED
     else:

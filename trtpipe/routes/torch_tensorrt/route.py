@@ -25,7 +25,7 @@ from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
-from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
+from trtpipe.routes.torch_tensorrt.logs import LOGGERS, ROUTE_NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
@@ -90,7 +90,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     graph, notes = graph_of(quantized, GRAPH_NOTE)
     least = formats.floor(computed_in(quantized.layers), tensorrt.name, header.compute_capabilities)
     how += formats.portable_notes(least)
-    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not NOISE.search(t))
+    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not ROUTE_NOISE.search(t))
     return Engine(
         data=data,
         target=tensorrt.name,
