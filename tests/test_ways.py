@@ -22,7 +22,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
         # log, a probe that is deleted, and nowhere
         {"calib.process_state", "calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive",
          "trtpipe.bundle.signing",
-         "trtpipe.bundle.triton", "trtpipe.examples.shapes",
+         "trtpipe.bundle.triton", "trtpipe.examples.shapes", "trtpipe.job.dump",
          "trtpipe.cli.commands.run", "trtpipe.cli.results", "trtpipe.evaluation.bench",
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
