@@ -323,7 +323,7 @@ def test_a_control_fails_by_its_figures_and_not_by_being_small() -> None:
     assert report.problems[0].startswith("the check cannot fail")
     assert report.problems[1] == (
         "y.top1_agreement: 1 meets the limit 0.95, and 10 samples are too few to be sure of it "
-        "(95 % interval 0.6915 to 1; about 62 would settle it). check.limits.confident asks for that"
+        "(95 % interval 0.6915 to 1; about 72 would settle it). check.limits.confident asks for that"
     )
     assert report.notes == ()
 
