@@ -103,8 +103,8 @@ class LoadedModel:
     """The user's model behind its bindings.
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
-    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `kind` is
-    what it was made of: eager code, a .pt2 program or an ONNX file. `classes` are the names that it gives its own.
+    outputs in order, in float32 or whole numbers (bindings' dtypes come when the graph is lowered). `kind` is what
+    it was made of: eager code, a .pt2 program or an ONNX file. `classes` are the names that it gives its own.
     """
 
     module: torch.nn.Module
@@ -133,8 +133,9 @@ BASELINES: Mapping[BaselineKind, str] = {
 class Baseline:
     """The outputs of the model in FP32 on the check data: as TorchScript, or what `BASELINES` says of the kind.
 
-    `outputs` by name: float32 [S, ...], one row a sample, or [B, ...], one row a batch, where there is no batch axis;
-    `labels`: int64 [S] or None (-1: unknown); `ids` of samples; `mixed`: outputs [S, ...] that depend on the batch.
+    `outputs` by name: float32, or whole numbers that the model gives; [S, ...], one row a sample, or [B, ...], one a
+    batch, where there is no batch axis. `labels`: int64 [S] or None (-1: unknown); `ids` of samples; `mixed`: outputs
+    [S, ...] that depend on the batch.
     """
 
     kind: BaselineKind

@@ -117,7 +117,11 @@ def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkey
 @pytest.mark.parametrize(
     ("raised", "code", "error"),
     [
-        (ModuleNotFoundError("No module named 'x'", name="x"), 3, "x: not installed. Install it in this environment."),
+        (
+            ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"),
+            3,
+            "onnxscript is not installed. Run: pip install 'trtpipe[build]'",
+        ),
         (
             MemoryError(),
             3,

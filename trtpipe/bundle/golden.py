@@ -17,7 +17,7 @@ from trtpipe.values import TensorSpec
 
 @dataclass(frozen=True)
 class Golden:
-    """`inputs` in the binding dtypes, [S, ...]; `outputs` of the baseline in float32, one row a sample, [S, ...].
+    """`inputs` in the binding dtypes, [S, ...]; `outputs` as of `Baseline`, one row a sample, [S, ...].
 
     `batch` is how many samples were run at a time where an output depends on the others of its batch, else None. An
     output without a batch axis has one row for each batch, [ceil(S / batch), ...]. `labels` is int64 [S] (-1: unknown)
@@ -105,7 +105,7 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         )
     for key, (side, spec) in wanted.items():
         tensor = tensors[key]
-        # The baseline's outputs are float32 whatever the output's binding dtype is.
+        # The baseline's outputs have the model's own dtypes, whatever those of their bindings are.
         if side == "input" and tensor.dtype != np.dtype(spec.dtype):
             raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {again}")
         if not tensor.ndim or not has_shape(tensor.shape[1:], spec.row_shape, spec.dims):

@@ -38,11 +38,11 @@ def kit_contents(
     """Manifest and files of a kit, for `write_bundle`.
 
     Args:
-        manifest: of the bundle that the device is to finish; its engine is dropped.
+        manifest: of the bundle that the device is to finish.
         graph: what TensorRT is to compile.
         golden: every sample the device is to check on.
         calibration: the calibration table's JSON, if there is one.
-        extra: further files, such as the report.
+        extra: further files: the arrays of the table's corrections.
 
     Raises:
         InputError: the golden data are too large.

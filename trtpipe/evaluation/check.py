@@ -40,7 +40,7 @@ class Runner(Protocol):
 class CheckData:
     """`batches` gives the inputs again each time it is called; `reference` the baseline's outputs on all of them.
 
-    reference: float32 [S, ...], or one row a batch, by output name. labels: int64 [S], -1 where unknown, or None.
+    reference: as `Baseline.outputs`. labels: int64 [S], -1 where unknown, or None.
     judgement: the job's own metrics; none where its code is not.
     """
 

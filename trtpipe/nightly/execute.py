@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, require_place
-from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
+from trtpipe.errors import BUG, Cancelled, InputError, user_error
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
@@ -77,8 +77,6 @@ def _outcome(task: Task, reporter: Reporter, memory: Memory, say: Callable[[str]
         return plain(outcome) | ({} if reads is None else {"reads": reads})
     except Busy:
         return {"outcome": BUSY}
-    except ModuleNotFoundError as error:
-        return failure(task, f"{error.name}: not installed. Install it in this environment.", MissingError.exit_code)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
         shown = user_error(error)
         if isinstance(shown, Cancelled):

@@ -302,15 +302,16 @@ class Fleet:
                 job.lost_at = None
             else:
                 job.lost_at = job.lost_at or time.monotonic()
-            message = ""
+            message, lost = "", job.starts
             if job.lost_at is not None and time.monotonic() - job.lost_at > LOST_S:
                 message = self._unmatched(name, job.needs, shown)
             elif len(job.starts) > MOST_STARTS:
-                message = f"{name}: it took its workers down ({len(job.starts)} lost: {', '.join(job.starts)})."
+                lost = job.starts[:-1]  # the last has but begun
+                message = f"{name}: it took its workers down ({len(lost)} lost: {', '.join(lost)})."
             if message:
                 self._client.cancel([job.future], force=True)
                 del sent[name]
-                tried = tuple(f"worker {n} was lost while it built this" for n in job.starts)
+                tried = tuple(f"worker {n} was lost while it built this" for n in lost)
                 task = dataclasses.replace(job.task, attempts=tried)
                 finished(task, failure(task, message, MissingError.exit_code))
 

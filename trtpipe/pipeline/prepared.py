@@ -96,6 +96,16 @@ class Uncached:
         return nullcontext()
 
 
+@contextmanager
+def _for_the_user(stage: str) -> Iterator[None]:
+    try:
+        yield
+    except CalibCancelled as error:
+        raise Cancelled(str(error)) from error
+    except CalibError as error:
+        raise InputError(f"{stage}: {error}") from error
+
+
 class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
 
@@ -109,11 +119,12 @@ class Stages:
     ) -> None:
         self._reporter, self._recording = reporter, recording
         self._seconds: dict[str, float] = {}
+        self._inside: list[float] = []
         self._heap: Heap | None = None
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """How long each stage took that has ended so far."""
+        """How long each stage took that has ended so far, each time, without the stages inside it."""
         return dict(self._seconds)
 
     @contextmanager
@@ -121,17 +132,19 @@ class Stages:
         """One stage; calib's errors become the user's, the process is left as it was found, and memory is returned."""
         began = time.perf_counter()
         own = nullcontext() if name in COMPILING else self.unnamed()
-        with self._reporter.stage(name), own:
-            try:
+        self._inside.append(0.0)
+        try:
+            with self._reporter.stage(name), own, _for_the_user(name):
                 yield self._reporter
-            except CalibCancelled as error:
-                raise Cancelled(str(error)) from error
-            except CalibError as error:
-                raise InputError(f"{name}: {error}") from error
+        finally:
+            inside = self._inside.pop()
         if self._heap is None:  # the first stage loads libraries, which stay
             self._heap = Heap()
         self._heap.settle(garbage=True)
-        self._seconds[name] = time.perf_counter() - began
+        took = time.perf_counter() - began
+        if self._inside:
+            self._inside[-1] += took
+        self._seconds[name] = self._seconds.get(name, 0.0) + took - inside
 
     @contextmanager
     def unnamed(self) -> Iterator[None]:

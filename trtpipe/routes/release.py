@@ -13,14 +13,14 @@ import numpy as np
 from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.trt.flavour import parse_version
-from trtpipe.trt.parser import refused_nodes
+from trtpipe.trt.parser import OPSET_8_6, refused_nodes
 from trtpipe.trt.regions import Operation, OperationKind, int8_regions
 
 if TYPE_CHECKING:
     import onnx
     from onnx_ir import DataType, Graph, Model, Node, Value
 
-#: The opset that is exported for 8.6, the exporter's own; `lowered` brings it to 17.
+#: The opset that is exported for 8.6, the exporter's own; `lower` brings it to `OPSET_8_6`.
 EXPORTED_OPSET = 18
 IR_VERSION = 8
 
@@ -43,7 +43,7 @@ def lower(model: Model) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
-    model.opset_imports[""] = 17
+    model.opset_imports[""] = OPSET_8_6
     model.ir_version = IR_VERSION
 
 

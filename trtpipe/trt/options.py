@@ -205,9 +205,10 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
         ("l2_limit_for_tiling", "tiling_optimization_level"),
     ):
         if path in wanted and needed not in wanted:
+            value, got = (": implicit", "explicit") if needed == "quantization" else ("", "none")
             yield (
                 f"build.{path}",
-                f"build.{needed} must be set too (got none). Set it, or leave this out.",
+                f"build.{needed}{value} must be set too (got {got}). Set it, or leave this out.",
             )
     if name == "tensorrt_rtx" and "version_compatible" in wanted and "exclude_lean_runtime" not in wanted:
         yield (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
-from trtpipe.outputs import PLAIN_NAME
+from trtpipe.outputs import is_plain
 from trtpipe.packages import not_installed
 
 #: The file of an entry that says what it is.
@@ -30,11 +29,6 @@ class Head:
     key: object
     facts: JsonObject
     files: Mapping[str, tuple[int, str]]
-
-
-def is_plain(name: str) -> bool:
-    """Whether a file of that name stands in its entry's own folder, wherever that is copied to."""
-    return re.fullmatch(PLAIN_NAME, name) is not None
 
 
 def head_of(data: bytes) -> Head | None:

@@ -29,8 +29,8 @@ from filelock import FileLock, Timeout
 
 from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError, MissingError
-from trtpipe.outputs import naming
-from trtpipe.pipeline.cache.remote import ENTRY, head_of, is_plain
+from trtpipe.outputs import is_plain, naming
+from trtpipe.pipeline.cache.remote import ENTRY, head_of
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
