@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from trtpipe.errors import InputError, MissingError
-from trtpipe.trt import flavour
+from trtpipe.trt import flavour, install
 from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, parse_version, title
 
 
@@ -138,3 +139,20 @@ def test_what_an_uninstalled_tensorrt_leaves_is_no_tensorrt(monkeypatch):
     assert str(caught.value).startswith(
         "build.target: tensorrt is installed and cannot be imported (ImportError: it has no __version__). "
     )
+
+
+def test_the_ranges_of_releases_are_those_of_the_extras() -> None:
+    """pyproject.toml, the commands that install a release, and what is refused."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    extras = {
+        name: tuple(
+            (low, high) for _, low, high in re.findall(rf'^({extra}) = \["{package}>=([\d.]+),<([\d.]+)"\]', text, re.M)
+        )
+        for name, extra, package in (("tensorrt", "trt1[01]", "tensorrt"), ("tensorrt_rtx", "rtx", "tensorrt-rtx"))
+    }
+    assert {name: tuple(sorted(spans)) for name, spans in install._SPANS.items()} == {
+        name: tuple(sorted(spans)) for name, spans in extras.items()
+    }
+    assert flavour.oldest("tensorrt_rtx") == extras["tensorrt_rtx"][0][0]
+    for name, newest in flavour.NEWEST_MAJOR.items():
+        assert max(parse_version(high) for _, high in extras[name])[0] == newest + (name == "tensorrt")
