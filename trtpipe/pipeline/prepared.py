@@ -96,16 +96,6 @@ class Uncached:
         return nullcontext()
 
 
-@contextmanager
-def _for_the_user(stage: str) -> Iterator[None]:
-    try:
-        yield
-    except CalibCancelled as error:
-        raise Cancelled(str(error)) from error
-    except CalibError as error:
-        raise InputError(f"{stage}: {error}") from error
-
-
 class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
 
@@ -118,8 +108,7 @@ class Stages:
         self, reporter: Reporter, recording: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         self._reporter, self._recording = reporter, recording
-        self._seconds: dict[str, float] = {}
-        self._inside: list[float] = []
+        self._seconds, self._inside = dict[str, float](), [0.0]
         self._heap: Heap | None = None
 
     @property
@@ -131,19 +120,19 @@ class Stages:
     def __call__(self, name: str) -> Iterator[Progress]:
         """One stage; calib's errors become the user's, the process is left as it was found, and memory is returned."""
         began = time.perf_counter()
-        own = nullcontext() if name in COMPILING else self.unnamed()
-        self._inside.append(0.0)
-        try:
-            with self._reporter.stage(name), own, _for_the_user(name):
+        with self._reporter.stage(name), nullcontext() if name in COMPILING else self.unnamed():
+            self._inside.append(0.0)
+            try:
                 yield self._reporter
-        finally:
-            inside = self._inside.pop()
-        if self._heap is None:  # the first stage loads libraries, which stay
-            self._heap = Heap()
+            except CalibCancelled as error:
+                raise Cancelled(str(error)) from error
+            except CalibError as error:
+                raise InputError(f"{name}: {error}") from error
+            finally:
+                inside = self._inside.pop()
+        self._heap = self._heap or Heap()  # the first stage loads libraries, which stay
         self._heap.settle(garbage=True)
-        took = time.perf_counter() - began
-        if self._inside:
-            self._inside[-1] += took
+        self._inside[-1] += (took := time.perf_counter() - began)
         self._seconds[name] = self._seconds.get(name, 0.0) + took - inside
 
     @contextmanager
@@ -328,8 +317,8 @@ class PreparedJob:
             loaded, size = self._model, job.batch_size(job.check)
             with self._stages("baseline") as progress:
                 source, notes = with_labels(job, loaded, self.check_samples)
-                notes += turned(job.check, job.check_transform(), source.ids)
-                notes += tuple(f"check: skipped {s}" for s in source.skipped)
+                skipped = (f"check: skipped {s}" for s in source.skipped)
+                notes += (*turned(job.check, job.check_transform(), source.ids), *skipped)
                 for note in notes:
                     progress.note(note)
                 baseline = record_baseline(

@@ -24,8 +24,10 @@ from trtpipe.values import Target
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
 
+#: Distributions that a captured graph depends on, and that its ONNX file does besides.
+CAPTURING, EXPORTING = ("trtpipe", "torch", "torchao", "torchvision", "numpy"), ("onnx", "onnxscript", "onnx-ir")
 #: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
-DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
+DECIDING = (*CAPTURING, *EXPORTING, "pillow")
 _OTHERS = ("numba", "safetensors")
 #: A compiler's module that no distribution has brought counts by its files, under a name that no distribution can have.
 _FILES_OF = "files of {}"

@@ -27,7 +27,15 @@ from trtpipe.model.computing import VARIABLE as COMPUTING
 from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
+from trtpipe.pipeline.cache.environment import (
+    BUILDERS,
+    CAPTURING,
+    DECIDING,
+    EXPORTING,
+    ROUTE_PACKAGES,
+    WITHOUT_EFFECT,
+    Machine,
+)
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
@@ -50,10 +58,8 @@ CONTENTS: Mapping[str, str] = {
     "check.images": "check data",
     "check.arrays": "check data",
 }
-_CAPTURE_VERSIONS = ("python", "trtpipe", "torch", "torchao", "torchvision", "numpy")
 #: Settings that judge figures, and run no code of the job's.
 _JUDGING = ("job check.limits", "job check.require", "job check.on_fail")
-_EXPORT_VERSIONS = ("onnx", "onnxscript", "onnx-ir")
 
 
 @dataclass(frozen=True)
@@ -301,7 +307,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     sources = ("weights", "program", "onnx", "trtpipe source")
     own = "job calibration.recalibrate"  # whether the model's own scales are kept
     model = chosen("job model", "job inputs", "job outputs", own, *sources, *code, "system")
-    model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
+    model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in ("python", *CAPTURING)}}
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
     transform = chosen("job calibration.transform") | chosen("calibration source")
@@ -323,7 +329,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
-    graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
+    graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in EXPORTING}}
     builders = {f"version {name}" for name in (*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route])}
     engine = graph | chosen("job build", "cuda driver", "gpu", "timing cache", *builders)
     return StageKeys(
