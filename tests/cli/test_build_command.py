@@ -1,6 +1,7 @@
 """The build command around a pipeline that is replaced by a recording one; the pipeline has tests of its own."""
 
 import json
+import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jobs import GOOD
 
 from trtpipe.cli.commands.build import verdict
 from trtpipe.cli.main import main
-from trtpipe.errors import BuildError, Cancelled
+from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.values import Metric
 
 REPORT = shipping.manifest().check
@@ -117,6 +118,26 @@ def test_two_jobs_of_one_name_are_refused(line, folder, capsys):
     assert f"{folder / 'one.yaml'}: ok\n" in captured.out
     assert "three" not in captured.out
     assert main(["validate", "--job-only", str(folder / "three.yaml")]) == 0
+
+
+def test_a_kit_and_another_kit_or_a_job_of_one_name_are_refused(line, folder, tmp_path, capsys, monkeypatch):
+    """The second bundle took the place of the first, without a word."""
+    kits = [tmp_path / name for name in ("a", "b", "damaged")]
+    for kit in kits:
+        kit.mkdir()
+        (kit / "manifest.json").write_text("{}")
+
+    def read(path):
+        if path.name == "damaged":
+            raise InputError("not a kit")
+        return types.SimpleNamespace(manifest=types.SimpleNamespace(name="one"))
+
+    monkeypatch.setattr("trtpipe.cli.commands.build.read_bundle", read)
+    for first, second in ((kits[0], kits[1]), (folder / "one.yaml", kits[0])):
+        assert main(["build", str(first), str(second), str(kits[2])]) == 2
+        said = f"{second}: name: must be another than that of {first} (got 'one'). Rename one job.\n"
+        assert capsys.readouterr().err == said
+    assert line[0] == []
 
 
 def test_set_and_verbose_reach_the_job(line, folder, capsys):

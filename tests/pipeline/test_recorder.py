@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -621,3 +622,20 @@ def test_whose_a_path_is(path, own):
     """RAM disks, and the drives that a desktop mounts, hold users' checkpoints."""
     assert is_own(path) is own
     assert (path_of(path) is not None) is own
+
+
+def test_a_record_that_cannot_be_written_is_told_of_and_no_file_that_the_code_reads(tmp_path):
+    path = tmp_path / "v.txt"
+    path.write_text("1")
+    recorder = Recorder(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with recorder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            assert [path.read_text() for _ in range(100)] == ["1"] * 100
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for asked in (lambda: recorder.reads, recorder.changed, lambda: recorder.written):
+        with pytest.raises(OSError, match='File too large: "the record of what the job\'s code reads"'):
+            asked()
+    recorder.close()

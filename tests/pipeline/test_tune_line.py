@@ -1,5 +1,6 @@
 """Tuning a real network that INT8 cannot hold: what is named, what is kept, and that the written job does the same."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ from trtpipe.job.dump import job_text
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import write_kit
-from trtpipe.pipeline.tune import _algorithm, chosen, tune_from
+from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.pipeline.tune import _algorithm, _Bench, chosen, tune_from
 from trtpipe.progress import Silent
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.search import Candidate, Trial
@@ -249,6 +251,20 @@ def test_a_job_written_elsewhere_reads_back_as_the_same_job(path, tmp_path):
     target.write_text(job_text(job, target.parent))
     assert load_job(target).model_dump() == job.model_dump()
     assert str(path.parent) not in target.read_text()
+
+
+def test_trials_depend_on_the_labels(path):
+    """They are taken up again where all is the same; with other labels accuracies are others."""
+    job, stages = load_job(path), Stages(Silent())
+    prepared = PreparedJob(job, stages)
+    recorded = prepared._recorded
+    keys = []
+    for labels in (None, np.array([0, 1, 2]), np.array([0, 2, 1])):
+        baseline = dataclasses.replace(recorded.baseline, labels=labels)
+        prepared.__dict__["_recorded"] = dataclasses.replace(recorded, baseline=baseline)
+        keys.append(_Bench(job, prepared, None, stages).key())
+    assert len({key["labels"] for key in keys}) == 3
+    assert len({json.dumps(key | {"labels": ""}) for key in keys}) == 1
 
 
 # the file of trials

@@ -373,8 +373,8 @@ def same_name(path: Path, first: Path, name: str) -> JobErrors:
     return JobErrors([Problem(str(path), None, None, "name", must)])
 
 
-def distinct_names(jobs: Iterable[tuple[Path, Job]]) -> tuple[Problem, ...]:
-    """What is wrong with the names of jobs of one run, each given with its file."""
+def distinct_names(jobs: Iterable[tuple[Path, str]]) -> tuple[Problem, ...]:
+    """What is wrong with the names of jobs and kits of one run, each given behind its file or folder."""
     seen: dict[str, Path] = {}
-    pairs = [(path, seen.setdefault(job.name, path), job.name) for path, job in jobs]
+    pairs = [(path, seen.setdefault(name, path), name) for path, name in jobs]
     return tuple(p for path, first, name in pairs if first != path for p in same_name(path, first, name).problems)

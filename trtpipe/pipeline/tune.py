@@ -178,11 +178,13 @@ class _Bench:
         outputs = hashlib.sha256()
         for name, array in sorted(self.prepared.baseline.outputs.items()):
             outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
+        labels = self.prepared.baseline.labels
         return {
             "graph": self.prepared.captured.digest,
             "calibration": self.calibration(),
             "check data": self.prepared.check_source.digest,
             "baseline": outputs.hexdigest(),
+            "labels": "" if labels is None else hashlib.sha256(labels.tobytes()).hexdigest(),
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
             "metrics": self.prepared.judgement.digest,

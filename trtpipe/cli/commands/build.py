@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from calib.types import JsonObject
+from trtpipe.bundle.format import read_bundle
 from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, metric_line, sign_option, signing, trusted
@@ -28,7 +29,7 @@ from trtpipe.cli.commands.options import (
     set_option,
 )
 from trtpipe.cli.each import Result, Work, each
-from trtpipe.errors import FAILED, SUCCESS, ExitCode
+from trtpipe.errors import FAILED, SUCCESS, ExitCode, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, distinct_names
 from trtpipe.job.problems import Problem
@@ -94,6 +95,8 @@ def command(
         if len(kits) < len(jobs):
             stack.enter_context(on_path(None))
         loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+        if found := distinct_names([*((path, job.name) for path, job in loaded), *_named(kits)]):
+            raise JobErrors(found)
         if replay is not None and len(loaded) + len(kits) != 1:
             raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         before = None if replay is None else bundle_to_replay(replay, trusted(key))
@@ -110,6 +113,13 @@ def command(
             finish = partial(finish_kit, key=trusted(key), timing_cache=cache)
             works += [work(path, None, partial(finish, path, out), signs, before) for path in kits]
         return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
+
+
+def _named(kits: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+    """The kits that can be read, with their names: what is wrong with another is told when its turn comes."""
+    for kit in kits:
+        with suppress(InputError, OSError):
+            yield kit, read_bundle(kit).manifest.name
 
 
 def _timed_by(job: Job, cache: str | None) -> Job:
@@ -144,7 +154,7 @@ def load_jobs(
             continue
         several = len(jobs) > 1
         loaded += [(Path(f"{path}#{job.name}") if several else path, _logged(job, verbose)) for job in jobs]
-    if found := problems or distinct_names(loaded):
+    if found := problems or distinct_names((path, job.name) for path, job in loaded):
         raise JobErrors(found)
     return loaded
 

@@ -30,7 +30,7 @@ def command(
     problems_by_job = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     good = [path for path, problems in problems_by_job.items() if not problems]
     for problem in distinct_names(
-        (path, job) for path in good for job in load_jobs(path, overrides, paths_exist=False)
+        (path, job.name) for path in good for job in load_jobs(path, overrides, paths_exist=False)
     ):
         problems_by_job[Path(str(problem.file))] += (problem,)
     faults: dict[Path, tuple[TrtpipeError, ...]] = {}

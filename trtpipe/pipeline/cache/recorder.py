@@ -11,6 +11,7 @@ from another process that was not forked; all of that is noted.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -51,6 +52,8 @@ class Recorder:
         self._known = tuple(os.path.abspath(p) for p in known)
         self._depth = 0
         self._log: int | None = None
+        self._process = os.getpid()
+        self._fault: OSError | None = None
         self._began = 0
         self._added = Reads()
         self._watch = contextlib.ExitStack()
@@ -124,7 +127,12 @@ class Recorder:
         if self._log is not None:
             relative = isinstance(path, FilePath) and path.relative
             plain = None if stamp is None else astuple(stamp)
-            os.write(self._log, json.dumps([kind, path, plain, relative]).encode() + b"\n")
+            try:
+                os.write(self._log, json.dumps([kind, path, plain, relative]).encode() + b"\n")
+            except OSError as error:
+                if os.getpid() != self._process:  # this one would never hear of it
+                    raise
+                self._fault = error  # of no file that the code opens, which would be blamed
 
     def _is_gone(self, path: str, stamp: Stamp) -> bool:
         """Whether what was read came to be there while this recorded, and is there no more: scratch of the job's code
@@ -137,6 +145,8 @@ class Recorder:
     def _events(self, begin: int) -> Iterator[tuple[str, str, Stamp | None, bool]]:
         if self._log is None:
             return
+        if self._fault is not None:
+            raise OSError(self._fault.errno, self._fault.strerror, _WHERE)
         data = os.pread(self._log, os.fstat(self._log).st_size - begin, begin)
         for line in data.splitlines():
             kind, path, stamp, relative = json.loads(line)
@@ -192,7 +202,16 @@ class Recording:
         self.reads = Reads()
 
 
+#: What a fault of the log is about.
+_WHERE = "the record of what the job's code reads"
+
+
 def _unnamed_file() -> int:
+    """Of memory, which no disk limits; of the temporary folder where a system has no such files."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("trtpipe-reads")
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
+        return descriptor
     name = os.path.join(tempfile.gettempdir(), f"trtpipe-reads-{os.getpid()}-{secrets.token_hex(8)}")
     descriptor = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(name)
