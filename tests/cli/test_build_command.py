@@ -127,12 +127,12 @@ def test_a_kit_and_another_kit_or_a_job_of_one_name_are_refused(line, folder, tm
         kit.mkdir()
         (kit / "manifest.json").write_text("{}")
 
-    def read(path):
+    def read(path, key):
         if path.name == "damaged":
             raise InputError("not a kit")
-        return types.SimpleNamespace(manifest=types.SimpleNamespace(name="one"))
+        return types.SimpleNamespace(manifest=types.SimpleNamespace(name="one")), ""
 
-    monkeypatch.setattr("trtpipe.cli.commands.build.read_bundle", read)
+    monkeypatch.setattr("trtpipe.cli.commands.build.admit", read)
     for first, second in ((kits[0], kits[1]), (folder / "one.yaml", kits[0])):
         assert main(["build", str(first), str(second), str(kits[2])]) == 2
         said = f"{second}: name: must be another than that of {first} (got 'one'). Rename one job.\n"

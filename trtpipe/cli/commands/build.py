@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from calib.types import JsonObject
-from trtpipe.bundle.format import read_bundle
 from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, metric_line, sign_option, signing, trusted
@@ -38,6 +37,7 @@ from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
 from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.progress import size
+from trtpipe.runtime.compatibility import admit
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def command(
         if len(kits) < len(jobs):
             stack.enter_context(on_path(None))
         loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
-        if found := distinct_names([*((path, job.name) for path, job in loaded), *_named(kits)]):
+        if found := distinct_names(
+            [*((path, job.name) for path, job in loaded), *(_named(kits, trusted(key)) if kits else ())]
+        ):
             raise JobErrors(found)
         if replay is not None and len(loaded) + len(kits) != 1:
             raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
@@ -115,11 +117,11 @@ def command(
         return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
-def _named(kits: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+def _named(kits: tuple[Path, ...], key: Path | None) -> Iterator[tuple[Path, str]]:
     """The kits that can be read, with their names: what is wrong with another is told when its turn comes."""
     for kit in kits:
         with suppress(InputError, OSError):
-            yield kit, read_bundle(kit).manifest.name
+            yield kit, admit(kit, key)[0].manifest.name
 
 
 def _timed_by(job: Job, cache: str | None) -> Job:
