@@ -146,7 +146,7 @@ def samples_to_tell(value: float, interval: Interval, limit: float, samples: int
     width = interval[1] - value if limit > value else value - interval[0]
     if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):
         return None
-    share, drop = (binomial_interval(samples, samples), paired_interval(0, 0, samples))
+    share, drop = binomial_interval(samples, samples), paired_interval(0, 0, samples)
     enough = samples * (width / distance) ** 2
     if distance < 1 and any(np.allclose(interval, s, rtol=0, atol=1e-9) for s in (share, (1 - share[1], 1 - share[0]))):
         enough = math.log((1 - CONFIDENCE) / 2) / math.log1p(-distance)

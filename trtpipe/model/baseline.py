@@ -239,12 +239,13 @@ def _mixed(
     # Either end shows what a neighbour, the first or the last sample do; more are run where they are cheap.
     ends = np.unique(np.linspace(0, count - 1, min(_MOST_ALONE, max(2, there // size))).astype(int))
     most: dict[str, float] = {}
-    for at, place in [(0, 0), (0, size - 1)] if count == 1 else [(at, slice(None)) for at in ends]:
+    every = list(range(size))
+    for at, places in [(0, every[:1]), (0, every[-1:])] if count == 1 else [(at, every) for at in ends]:
         args = []
         for spec in loaded.inputs:
             one = torch.from_numpy(first[spec.name][at : at + 1])
             batch = (one.flip(*range(1, one.dim())) if count == 1 else one).repeat(size, *[1] * (one.dim() - 1))
-            batch[place] = one
+            batch[places] = one
             args.append(batch)
         with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
             found = loaded.module(*sent(args, device))
@@ -253,7 +254,7 @@ def _mixed(
             wanted = outputs[name][at : at + 1]
             if name in batching.whole or rows.shape[1:] != wanted.shape[1:] or not wanted.size:
                 continue
-            for row in np.atleast_1d(np.arange(size)[place]):
+            for row in places:
                 off = apart(torch.from_numpy(wanted), torch.from_numpy(rows[row : row + 1]))
                 most[name] = reach(most.get(name, 0.0), off)
     return {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Operations that give a tensor another shape and no other values.
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 #: Operations that pass a tensor on: one release of PyTorch writes a dropout in eval mode as a copy, another not at all.
-PASSED_ON = frozenset(("clone", "alias", "detach", "contiguous"))
+_COPIES = frozenset(("clone", "alias", "detach", "contiguous"))
 #: Operations that a table's corrections name, with their constants.
 _NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
 #: What a value made of constants alone is shown as, and a size.
@@ -45,7 +45,7 @@ def operations(graph: torch.fx.GraphModule, weights: str) -> str:
             names[node] = _SIZE
         elif all(is_constant(a) or names[a] in (_CONSTANT, _SIZE) for a in node.all_input_nodes):
             names[node] = _CONSTANT
-        elif op_name(node) in MOVES | PASSED_ON or _is_whole(node):
+        elif op_name(node) in MOVES or _passes_on(node):
             names[node] = names[node.all_input_nodes[0]]
         else:
             names[node] = node.name if op_name(node) in _NAMED else f"%{len(lines)}"
@@ -63,11 +63,11 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
 
 
-def _is_whole(node: torch.fx.Node) -> bool:
-    """Whether a slice takes all there is."""
+def _passes_on(node: torch.fx.Node) -> bool:
+    """Whether a node gives what it is given: a copy, or a slice of all there is."""
     given = arguments_of(node)
     ends = given.get("start") in (0, None), given.get("end") in (None, sys.maxsize), given.get("step") == 1
-    return op_name(node) == "slice" and all(ends)
+    return op_name(node) in _COPIES or (op_name(node) == "slice" and all(ends))
 
 
 def _rank(value: object) -> str:
