@@ -95,12 +95,12 @@ def command(
         if len(kits) < len(jobs):
             stack.enter_context(on_path(None))
         loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+        if replay is not None and len(loaded) + len(kits) != 1:
+            raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         if kits and len(jobs) > 1:
             names = [(path, job.name) for path, job in loaded]
             if found := distinct_names([*names, *_named(kits, trusted(key))]):
                 raise JobErrors(found)
-        if replay is not None and len(loaded) + len(kits) != 1:
-            raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         before = None if replay is None else bundle_to_replay(replay, trusted(key))
 
         signs = signing(sign)
