@@ -157,9 +157,10 @@ class Line:
 
     def corrected(self, way: Way) -> tuple[Any, Any]:
         """The graph corrected for the operations that its precision has in INT8 on each target, and its table."""
+        from trtpipe.job.sections import CORRECTIONS
         from trtpipe.progress import Silent
         from trtpipe.quantization.corrections import edits
-        from trtpipe.quantization.corrections.correct import STEPS, correct
+        from trtpipe.quantization.corrections.correct import correct
         from trtpipe.quantization.placements import placements
 
         table = self.timed(
@@ -168,7 +169,7 @@ class Line:
                 self.captured,
                 self.table,
                 self.source(),
-                which=STEPS,
+                which=CORRECTIONS,
                 batch_size=BATCH,
                 progress=Silent(),
                 placements=placements(self.job(way), self.captured),

@@ -88,7 +88,9 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
         )
     lengths = {name: shape[0] if shape else 0 for name, (shape, _) in rows.items()}
     if len(set(lengths.values())) != 1:
-        raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
+        raise CalibError(
+            f"{path}: every array must have the same number of samples (got {lengths}). Save the same samples in each."
+        )
     count = next(iter(lengths.values()))
     if count:
         require_shapes(path, {i.name: rows[i.name][0][1:] for i in inputs}, inputs)
@@ -97,7 +99,10 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
         with _readable(path):
             raw = np.array([rows[LABELS][1](i) for i in range(count)])
         if raw.ndim != 1 or raw.dtype.kind not in "iu":
-            raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
+            raise CalibError(
+                f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}). "
+                "Save one class number a sample."
+            )
         labels = tuple(int(v) for v in raw)
     return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
 
@@ -110,7 +115,9 @@ def _readable(path: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
         suffix = Path(path).suffix
-        raise CalibError(f"{path}: must be a readable {suffix} file of plain arrays (got {error}).") from error
+        raise CalibError(
+            f"{path}: must be a readable {suffix} file of plain arrays (got {error}). Save it again."
+        ) from error
 
 
 RowReaders = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]

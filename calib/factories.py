@@ -44,7 +44,8 @@ class Factory:
         is_iterable = hasattr(made, "__iter__") or hasattr(made, "__getitem__")  # as `iter` has it
         if is_mapping or (self._sequence is None and not is_iterable):
             raise CalibError(
-                f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
+                f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__}). "
+                "Return a list."
             )
         self.sequential, self.root = self._sequence is None, ""
         self._stream: Iterator[object] = iter(())
@@ -135,7 +136,9 @@ class Factory:
             item = {self._inputs[0].name: item}
         names = [i.name for i in self._inputs]
         if set(item) != set(names):
-            raise CalibError(f"{where}: must hold the inputs {sorted(names)} (got {sorted(map(str, item))}).")
+            raise CalibError(
+                f"{where}: must hold the inputs {sorted(names)} (got {sorted(map(str, item))}). Name each."
+            )
         return {name: to_array(where, item[name]) for name in names}, label
 
 

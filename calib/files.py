@@ -35,6 +35,11 @@ def open_regular(path: Path) -> BinaryIO:
     return open(path, "rb")
 
 
+def unreadable(path: str | Path, error: OSError) -> str:
+    """What is wrong with a file that the system does not let us read."""
+    return f"{path}: must be readable (got {error.strerror or error}). Check its permissions."
+
+
 def read_regular(path: Path) -> bytes:
     """The content of a file, opened by `open_regular`; OSError as there."""
     with open_regular(path) as stream:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from calib.errors import CalibError
-from calib.files import FETCH, LFS_POINTER, as_text, is_lfs_pointer, open_regular
+from calib.files import FETCH, LFS_POINTER, as_text, is_lfs_pointer, open_regular, unreadable
 from calib.folders import class_folders, images_below
 from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
@@ -87,7 +87,7 @@ class Images:
             with open_regular(self._paths[at]) as stream:
                 return hashlib.sha256(stream.read()).hexdigest()
         except OSError as error:
-            raise CalibError(f"{self._paths[at]}: must be readable (got {error.strerror}).") from error
+            raise CalibError(unreadable(self._paths[at], error)) from error
 
 
 def _without_file(error: Exception) -> str:

@@ -224,7 +224,7 @@ def _cast(where: str, array: Array, spec: InputSpec) -> Array:
         result = array.astype(dtype)
         if not np.array_equal(result, array):
             raise CalibError(
-                f"{where}: input {spec.name!r} is {dtype} and a value does not fit (got {array.dtype} data)."
+                f"{where}: input {spec.name!r} is {dtype} and a value does not fit (got {array.dtype} data). Check it."
             )
     else:
         raise CalibError(

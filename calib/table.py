@@ -249,7 +249,9 @@ class CalibrationTable:
             names += ["recipe"] if table.recipe != first.recipe else []
             names += ["tensors"] if table.amax.keys() != first.amax.keys() else []
             if names:
-                raise CalibError(f"merge: shards must be of one job (got different {', '.join(names)}).")
+                raise CalibError(
+                    f"merge: shards must be of one job (got different {', '.join(names)}). Calibrate again."
+                )
             if twice := sorted(samples.keys() & table.samples.keys()):
                 same = samples[twice[0]] == table.samples[twice[0]]
                 step = "Shard the data without overlap" if same else "They differ: give each shard's files other names"
@@ -371,7 +373,8 @@ def _check(where: Path, table: CalibrationTable) -> None:
         most = DEAD_AMAX if seen.state == "dead" else max(abs(seen.low), abs(seen.high))
         if table.amax[key] > float(np.float32(most)):
             raise CalibError(
-                f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g})."
+                f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g}). "
+                "Calibrate again."
             )
     if table.digests.get("data") != combine_digests(dict(table.samples), table.recipe):
         raise CalibError(f"{where}: digests.data is not that of the samples listed. Calibrate again.")

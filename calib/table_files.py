@@ -42,7 +42,7 @@ def parse(where: Path) -> object:
     try:
         return loads(text_at_most(where, _MOST_BYTES))
     except OSError as error:
-        raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
+        raise CalibError(f"{where}: must be a calibration table (got {error.strerror}). Check the path.") from error
     except (ValueError, RecursionError) as error:
         raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
 

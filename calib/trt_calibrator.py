@@ -19,7 +19,7 @@ import numpy as np
 from calib.algorithms import AUTO_BASE, BASES, PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
-from calib.files import read_regular, replacing
+from calib.files import read_regular, replacing, unreadable
 from calib.samples import require_batch_size
 from calib.strictjson import loads
 from calib.trt_cache import read_cache
@@ -236,7 +236,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
     try:
         head, _, body = read_regular(file).partition(b"\n")
     except OSError as error:
-        raise CalibError(f"{file}: must be readable (got {error.strerror}).") from error
+        raise CalibError(unreadable(file, error)) from error
     words = head.decode("utf-8", "replace").split(" ", 2)
     made = _made_from(words[2]) if len(words) == 3 and words[0] == _MAGIC else None
     if made is None:

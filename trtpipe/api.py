@@ -44,6 +44,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
 
     Raises:
         JobErrors: everything that is wrong with it, at once.
+        InputError: the file has a matrix of several jobs.
     """
     return plan_one(path, (overrides,) if isinstance(overrides, str) else overrides)
 

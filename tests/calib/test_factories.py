@@ -159,8 +159,8 @@ def test_bad_values_are_skipped_when_asked():
     [
         ("nothing", {}, r"holds no samples"),
         ("loader", {}, r"loader: must give samples \(got batches of a DataLoader\)\. Return its dataset\.$"),
-        ("number", {}, r"must give a sequence or an iterable of samples \(got int\)\.$"),
-        ("columns", {}, r"must give a sequence or an iterable of samples \(got dict\)\.$"),
+        ("number", {}, r"must give a sequence or an iterable of samples \(got int\)\. Return a list\.$"),
+        ("columns", {}, r"must give a sequence or an iterable of samples \(got dict\)\. Return a list\.$"),
         ("one", {}, r"must be package\.module:callable \(got 'factories_under_test:one'\)"),
         ("missing", {}, r"must be package\.module:callable \(got 'factories_under_test:missing'\)"),
         ("triple", {}, r"triple\[0\]: a sample must be an array, .* \(got a tuple of 3\)"),

@@ -120,14 +120,19 @@ def test_what_is_nothing_of_these(content, got, tmp_path, capsys):
     assert main(["inspect", str(path)]) == 2
     kinds = "a bundle, an engine, an ONNX file or a calibration table"
     expected = (
-        f"must be {kinds} (got {got})." if content is not None else f"there is no such file or folder. Give {kinds}."
+        f"must be {kinds} (got {got}). Check the path."
+        if content is not None
+        else f"there is no such file or folder. Give {kinds}."
     )
     assert capsys.readouterr().err == f"{path}: {expected}\n"
 
 
 def test_a_folder_that_is_no_bundle(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{tmp_path}: must be a bundle (got a folder without manifest.json).\n"
+    assert (
+        capsys.readouterr().err
+        == f"{tmp_path}: must be a bundle (got a folder without manifest.json). Check the path.\n"
+    )
 
 
 def test_a_kit_is_prose_as_a_bundle_is(tmp_path, capsys):

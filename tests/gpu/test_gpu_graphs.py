@@ -79,7 +79,7 @@ def test_the_engine_answers_as_its_graph(line, target, gpu, precision, results, 
     asked, most = PRECISIONS[precision]
     job = line.job.model_copy(update={"precision": Precision(**asked)})
     table = line.table if asked.get("int8_mode") else None
-    engine = compile_engine(job, line.prepared.loaded, quantize(job, line.prepared, table, line.stages), line.stages)
+    engine = compile_engine(job, line.prepared, quantize(job, line.prepared, table, line.stages), line.stages)
     batches = [b.arrays for b in line.prepared.check_source.batches(16)]
     try:
         with EngineRunner(engine.data) as runner:

@@ -172,5 +172,5 @@ def test_only_a_damaged_bundle_leaves_the_cache(tmp_path):
 def test_a_night_without_a_job_is_refused(tmp_path):
     options = Options((), tmp_path / "out", tmp_path / "cache", tmp_path / "history.sqlite")
     watcher = types.SimpleNamespace(note=lambda message: None, cancelled=lambda: False)
-    with pytest.raises(InputError, match=r"^JOB: no job was given\.$"):
+    with pytest.raises(InputError, match=r"^JOB: no job was given\. Name a job file, or a folder of them\.$"):
         nightly(options, watcher)

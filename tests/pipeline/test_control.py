@@ -237,11 +237,11 @@ def test_where_an_engine_was_executed_the_control_is_an_engine(
     program, built = quantized(), []
     graph = to_onnx(program) if with_graph else None
 
-    def compile_file(job: Job, model: OnnxModel, progress: Any) -> Engine:
+    def compile_file(job: Job, model: OnnxModel, *_: Any) -> Engine:
         built.append(model)
         return engine(model)
 
-    def compile_program(job: Job, loaded: LoadedModel, changed: Quantized, progress: Any) -> Engine:
+    def compile_program(job: Job, loaded: LoadedModel, changed: Quantized, *_: Any) -> Engine:
         built.append(changed)
         return engine(None)
 

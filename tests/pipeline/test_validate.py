@@ -277,11 +277,11 @@ def test_what_a_release_cannot_honour(folder):
     lines = "  target: tensorrt\n  compute_capability: [8.6]\n  strip_plan: true"
     path = write(folder, ("  compute_capability: [8.6, 12.0]", lines), ("  fp16_mode: true", "  bf16_mode: true"))
     assert messages(path, here=False, version="8.6.1") == [
-        "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode.",
+        "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got true). Use precision.fp16_mode.",
         "build.compute_capability: TensorRT 8.6.1 does not support a choice of compute capabilities (got 8.6). "
         "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility. TensorRT-RTX "
         "has it.",
-        "build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). "
+        "build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got true). "
         "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
     ]
     assert [m.partition(":")[0] for m in messages(path, here=False, version="10.3.0")] == ["build.compute_capability"]

@@ -7,6 +7,7 @@ import pytest
 from models import job, line, tiny
 
 from trtpipe.errors import InputError
+from trtpipe.model.data import open_calibration
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx
 from trtpipe.routes.native import native_calibration
@@ -29,9 +30,8 @@ def implicit(**calibration):
 
 
 def test_the_jobs_samples_algorithm_and_batch_size(samples):
-    found = native_calibration(
-        implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0), {"graph": "1"}
-    )
+    wanted = implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0)
+    found = native_calibration(wanted, open_calibration(wanted), {"graph": "1"})
     assert (found.file, found.made_from) == (None, {"graph": "1"})
     assert (found.source.sample_count, found.algorithm, found.percentile) == (20, "percentile", 99.0)
     assert found.batch_size == 32  # within the range of the inputs' batch
@@ -39,11 +39,8 @@ def test_the_jobs_samples_algorithm_and_batch_size(samples):
 
 def test_tensorrt_calibrates_with_samples(samples):
     with pytest.raises(InputError) as caught:
-        native_calibration(job("onnx", "tensorrt"), {})
-    assert str(caught.value) == (
-        "calibration: must give samples for build.quantization implicit (got none). Add calibration.images, or use "
-        "explicit."
-    )
+        native_calibration(job("onnx", "tensorrt"), open_calibration(implicit(arrays=samples)), {})
+    assert str(caught.value) == "calibration: the job has no calibration data. Add calibration.images."
 
 
 def test_with_implicit_quantization_the_line_places_no_qdq(samples):
@@ -57,8 +54,10 @@ def test_the_onnx_route_hands_them_to_the_builder(samples, monkeypatch):
     monkeypatch.setattr(onnx, "build_engine", lambda model, build, **more: given.update(more) or "engine")
     model = line(tiny(), 16, 5)
     wanted = implicit(arrays=samples, batch_size=8)
-    assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent()) == "engine"
+    source = open_calibration(wanted)
+    assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent(), source) == "engine"
     assert given["precision"] is wanted.precision
+    assert given["calibration"].source is source
     assert given["calibration"].batch_size == 8
     given.clear()
     onnx.compile_engine(job("onnx", "tensorrt"), model.loaded, model.quantized(), Silent())

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from torch2trt_on_rtx import torch2trt_on_rtx
 
 from trtpipe.errors import BuildError
+from trtpipe.model.data import open_calibration
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour
 
@@ -39,7 +40,8 @@ def build(model, quantized=None, **sections):
 
     size = model.loaded.inputs[0].shape[2]
     wanted = job("torch2trt", "tensorrt", size=size, **sections)
-    return route.compile_engine(wanted, model.loaded, quantized or model.quantized(), Silent())
+    samples = open_calibration(wanted) if wanted.build.quantization == "implicit" else None
+    return route.compile_engine(wanted, model.loaded, quantized or model.quantized(), Silent(), samples)
 
 
 def test_resnet18_comes_out_as_an_engine(world):

@@ -21,6 +21,7 @@ from trtpipe.routes import options
 from trtpipe.routes.registry import ROUTES
 from trtpipe.runtime import doctor
 from trtpipe.trt import driver, flavour
+from trtpipe.trt.options import in_words
 
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
 LEAVE = "Leave it out, or use build.route onnx."
@@ -97,7 +98,7 @@ def test_an_engine_for_other_releases_has_no_lean_runtime_of_its_own() -> None:
     found = dict(options.refusals(build("torch_tensorrt", version_compatible=True), "torch_tensorrt"))
     assert found["build.version_compatible"] == (
         "build.version_compatible: must go with build.exclude_lean_runtime, which Torch-TensorRT always sets on route "
-        "torch_tensorrt (got True). Set both, or use build.route onnx."
+        "torch_tensorrt (got true). Set both, or use build.route onnx."
     )
 
 
@@ -189,7 +190,7 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
          "10.3", "precision.keep.fp32", "must be empty on route torch2trt (got head): TensorRT chooses what runs"),
         ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"use_onnx": True}}, "10.3",
          "build.use_onnx",
-         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). Leave "
+         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got true). Leave "
          "it out, or use build.quantization implicit."),
         ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"device_types": {"*": "dla"}}}, "10.3",
          "build.quantization", "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it."),
@@ -232,7 +233,7 @@ def test_an_unsupported_option_exits_2(tmp_path, capsys, route):
     path = job_text(tmp_path, route, build={"strict_nans": True})
     assert main(["build", str(path), "-o", str(tmp_path / "out")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"build.strict_nans: must not be set on route {route} (got True). {LEAVE}" in said
+    assert f"build.strict_nans: must not be set on route {route} (got true). {LEAVE}" in said
 
 
 def test_use_onnx_is_torch2trts_alone(tmp_path):
@@ -267,9 +268,8 @@ def test_allow_torch_fallback_is_torch_tensorrts_alone(tmp_path, capsys, route, 
 def test_what_a_hybrid_cannot_do_is_said_at_plan_time(tmp_path, fields, path, reason):
     job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, **fields})
     found = [p.text for p in validate(job, here=False, version="10.3") if p.path == f"build.{path}"]
-    assert (
-        f"must be left out with build.allow_torch_fallback (got {fields[path]}): {reason}. Remove one of the two."
-    ) in found
+    must = "must be left out with build.allow_torch_fallback"
+    assert f"{must} (got {in_words(fields[path])}): {reason}. Remove one of the two." in found
     alone = job_text(tmp_path, "torch_tensorrt", build=fields)
     assert not any("allow_torch_fallback" in p.text for p in validate(alone, here=False, version="10.3"))
 
@@ -379,7 +379,7 @@ def test_a_stripped_plan_goes_with_refit(tmp_path):
     (problem,) = validate(path, here=False, version="11.4")
     assert (problem.path, problem.text) == (
         "build.strip_plan",
-        "must go with build.refit all or identical on route torch_tensorrt (got True). Set build.refit, or use "
+        "must go with build.refit all or identical on route torch_tensorrt (got true). Set build.refit, or use "
         "build.route onnx.",
     )
 

@@ -15,6 +15,7 @@ from torch2trt_double import DataType, Double, Layer, Network, Tensor, tensorrt
 
 from calib.errors import CalibError
 from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.model.data import open_calibration
 from trtpipe.progress import Silent
 from trtpipe.routes.torch2trt import route
 from trtpipe.trt import driver, flavour, implicit
@@ -77,6 +78,11 @@ def int8(samples, **calibration):
     )
 
 
+def compiled(asked, small):
+    """The engine of an implicit job, which has its calibration's samples."""
+    return route.compile_engine(asked, small.loaded, small.quantized(), Silent(), open_calibration(asked))
+
+
 def test_every_argument_is_given_as_the_job_says(double, small):
     asked = wanted({"log_level": "warning", "avg_timing_iterations": 4}, precision={"fp16_mode": True})
     engine = route.compile_engine(asked, small.loaded, small.quantized(), Silent())
@@ -126,7 +132,7 @@ def test_on_tensorrt_8_the_workspace_is_the_jobs_or_the_gpus_memory(double, smal
 
 
 def test_the_calibrator_is_calibs_and_sees_every_sample_once_in_the_jobs_batches(double, small, samples, memory):
-    engine = route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+    engine = compiled(int8(samples), small)
 
     (calibrator,) = double.calibrators
     assert isinstance(calibrator, double.trt.IInt8EntropyCalibrator2)
@@ -152,7 +158,7 @@ def test_the_calibrator_is_calibs_and_sees_every_sample_once_in_the_jobs_batches
     ],
 )
 def test_the_algorithm_is_the_jobs_and_not_a_default(double, small, samples, algorithm, base, member):
-    route.compile_engine(int8(samples, algorithm=algorithm), small.loaded, small.quantized(), Silent())
+    compiled(int8(samples, algorithm=algorithm), small)
     assert isinstance(double.calibrators[0], getattr(double.trt, base))
     assert double.calls[0]["int8_calib_algorithm"] is double.trt.CalibrationAlgoType[member]
 
@@ -163,19 +169,19 @@ def test_what_a_callback_raises_ends_the_build(double, small, samples, memory, m
 
     monkeypatch.setattr(memory, "place", broken)
     with pytest.raises(RuntimeError, match=r"^device lost$"):
-        route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+        compiled(int8(samples), small)
 
 
 def test_a_calibration_cut_short_ends_the_build(double, small, samples, monkeypatch):
     monkeypatch.setattr(double, "_calibrate", lambda calibrator, network, shapes: calibrator.get_batch(["image"]))
     with pytest.raises(CalibError, match=r"did not read all of the data \(1 batches of 3 read\)"):
-        route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+        compiled(int8(samples), small)
 
 
 def test_another_torch2trt_without_the_class_is_refused(double, small, samples, monkeypatch):
     monkeypatch.delattr(double.module, "DatasetCalibrator")
     with pytest.raises(BuildError, match=r"^calibration: this torch2trt has no DatasetCalibrator to replace"):
-        route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+        compiled(int8(samples), small)
 
 
 def test_a_calibrator_of_its_own_is_noticed(double, small, samples, monkeypatch):
@@ -186,14 +192,14 @@ def test_a_calibrator_of_its_own_is_noticed(double, small, samples, monkeypatch)
     ignoring.__signature__ = inspect.signature(real)
     monkeypatch.setattr(double.package, "torch2trt", ignoring)
     with pytest.raises(BuildError, match=r"^calibration: torch2trt did not calibrate with trtpipe's calibrator"):
-        route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+        compiled(int8(samples), small)
     with pytest.raises(BuildError, match=r"did not read the samples through trtpipe's calibrator"):
         len(route.Unread())
 
 
 def test_the_patch_is_taken_back(double, small, samples):
     before = double.module.DatasetCalibrator
-    route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
+    compiled(int8(samples), small)
     assert double.module.DatasetCalibrator == before
 
 
@@ -292,7 +298,7 @@ def test_the_calibration_cache_is_kept_read_and_refused_for_another_model(double
     def build(loaded):
         asked = int8(samples)
         options = asked.build.model_copy(update={"calibration_cache": str(file)})
-        return route.compile_engine(asked.model_copy(update={"build": options}), loaded, small.quantized(), Silent())
+        return compiled(asked.model_copy(update={"build": options}), dataclasses.replace(small, loaded=loaded))
 
     build(small.loaded)
     assert len(double.batches) == 3

@@ -39,7 +39,7 @@ REFUSED = [
      ["build.plugins: TensorRT 8.6.1 does not support plugins (got libtwice.so). Write the operation in others that it "
       "has. TensorRT 10.0 or later has it."]),
     ({"strip_plan": True}, FP16, OLD,
-     [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). {SINCE_10}"]),
+     [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got true). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,
      [f"build.refit: TensorRT 8.6.1 does not support REFIT_IDENTICAL (got identical). {SINCE_10}"]),
     ({"tiling_optimization_level": "fast"}, FP16, TEN,
@@ -79,13 +79,13 @@ REFUSED = [
     ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
      ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),
     ({}, Precision(bf16_mode=True), OLD,
-     ["precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode."]),
+     ["precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got true). Use precision.fp16_mode."]),
     ({"exclude_lean_runtime": True}, FP16, TEN,
      ["build.exclude_lean_runtime: build.version_compatible must be set too (got none). Set it, or leave this out."]),
     ({"error_on_timing_cache_miss": True}, FP16, TEN,
      ["build.error_on_timing_cache_miss: build.timing_cache must be set too (got none). Set it, or leave this out."]),
     ({"version_compatible": True}, FP16, RTX,
-     ["build.version_compatible: the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
+     ["build.version_compatible: the lean runtime must be left out on TensorRT-RTX, whose package has none (got true). "
       "Set build.exclude_lean_runtime too."]),
     ({"default_device_type": "dla"}, Precision(), TEN,
      ["build.default_device_type: DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode."]),

@@ -238,7 +238,7 @@ def compare(
     """
     missing = [n for n in reference if n not in outputs]
     if missing:
-        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(outputs)}).")
+        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(outputs)}). Build it again.")
     arrays = {n: np.asarray(a) for n, a in outputs.items()}
     wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in arrays.items()}
     ratios, worst = [], 0.0

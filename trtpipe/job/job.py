@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -14,6 +13,7 @@ from trtpipe.job.broken import BrokenRules
 from trtpipe.job.rules import broken
 from trtpipe.job.section import Section
 from trtpipe.job.sections import (
+    CORRECTIONS,
     Build,
     Calibration,
     Check,
@@ -135,7 +135,7 @@ class Job(Section):
             return ()
         if not self.precision.int8_mode or data.corrections is False:
             return ()
-        return get_args(Correction) if data.corrections is True else data.corrections
+        return CORRECTIONS if data.corrections is True else data.corrections
 
     def unused(self) -> tuple[str, ...]:
         """What the calibration section gives and this job does not use, as notes."""

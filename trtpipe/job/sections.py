@@ -125,6 +125,8 @@ class Data(Section):
 
 
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
+#: All of them, in the order they are tried.
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 #: Those that change the graph, so that its thresholds are others, and every number format; the others are INT8's.
 GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
 
@@ -133,10 +135,9 @@ def _corrections(value: object) -> bool | tuple[Correction, ...]:
     """All, none, or the steps named."""
     if isinstance(value, bool):
         return value
-    steps = get_args(Correction)
-    if isinstance(value, tuple) and all(step in steps for step in value) and len(set(value)) == len(value):
+    if isinstance(value, tuple) and all(step in CORRECTIONS for step in value) and len(set(value)) == len(value):
         return value
-    raise PydanticCustomError("must", f"be true, false or a list of {either(steps)}")
+    raise PydanticCustomError("must", f"be true, false or a list of {either(CORRECTIONS)}")
 
 
 class Calibration(Data):
@@ -229,6 +230,11 @@ class Precision(Section):
     def quantizing_key(self) -> str:
         """The key of the first mode that quantizes; `weights` where no activation is."""
         return next((f"{name}_mode" for name in self.modes), "weights")
+
+    @property
+    def four_bits(self) -> bool:
+        """Whether weights are in formats of 4 bits, which are fitted to calibration samples."""
+        return self.nvfp4_mode or self.weights is not None
 
     @property
     def quantized(self) -> bool:

@@ -308,7 +308,10 @@ def script(
             raise
         except BaseException as error:
             if torchscript is not None:
-                raise InputError(f"model.torchscript: must be a TorchScript file (got {first_line(error)}).") from error
+                raise InputError(
+                    f"model.torchscript: must be a TorchScript file (got {first_line(error)}). "
+                    "Save it with torch.jit.save."
+                ) from error
             other: RecordedBy = "script" if kind == "trace" else "trace"
             message = f"model.baseline: TorchScript cannot {kind} the model ({first_line(error)}). "
             try:

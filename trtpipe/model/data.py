@@ -216,7 +216,7 @@ def _named(path: str) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         raise InputError(f"check.labels: must be a text file in UTF-8 (got {error}). Save it as UTF-8.") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
+        raise InputError(f"check.labels: must be a readable text file (got {error}). Give one class a line.") from error
     return tuple(line.strip() for line in lines if line.strip())
 
 

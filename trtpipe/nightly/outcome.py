@@ -166,7 +166,7 @@ class NightlyReport:
 
     @property
     def headline(self) -> str:
-        """The one line to read: the worst regression, else failed checks, else errors, else that all is well."""
+        """The one line to read: of regressions, failed checks, errors, drift and interruption the first that is."""
         worst = [f"{o.name}: {r}" for o in self.outcomes for r in o.regressions]
         if worst:
             more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""

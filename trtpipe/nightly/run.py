@@ -146,7 +146,7 @@ class _Night:
             self.notes.append(f"worker: not used without --scheduler, by {', '.join(tagged)}: built on this machine")
         names = [*self.outcomes, *(p.name for p in planned)]
         if not names:
-            raise InputError("JOB: no job was given.")
+            raise InputError("JOB: no job was given. Name a job file, or a folder of them.")
         for glob in self.options.accept:
             if not fnmatch.filter(names, glob):
                 raise InputError(f"--accept: must fit the name of a job (got {glob!r}; the jobs: {', '.join(names)}).")

@@ -255,7 +255,7 @@ def _build_engine(
     """The engine of the job itself, compiled when it is asked for."""
 
     def make() -> TimedPlan:
-        return plan_of(compile_engine(job, prepared.loaded, quantize(job, prepared, table, stages), stages))
+        return plan_of(compile_engine(job, prepared, quantize(job, prepared, table, stages), stages))
 
     return make
 
@@ -309,5 +309,6 @@ def require_target(path: Path) -> str:
     if (path / MANIFEST).is_file():
         return "bundle"
     if path.is_dir() or not path.exists():
-        raise InputError(f"{path}: must be a job file or a bundle (got {'a folder' if path.is_dir() else 'nothing'}).")
+        got = "a folder" if path.is_dir() else "nothing"
+        raise InputError(f"{path}: must be a job file or a bundle (got {got}). Check the path.")
     return "job"

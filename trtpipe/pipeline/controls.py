@@ -17,6 +17,7 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
+    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
 
@@ -27,18 +28,19 @@ def control(
     executed: Executed,
     made_of: Callable[[], tuple[LoadedModel, Quantized]],
     progress: Progress,
+    samples: Source | None = None,
 ) -> Damaged:
     """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
     route, and where that cannot be built its graph stands in, with a note. `made_of` gives the model and its quantized
-    program, which may have to be computed again."""
+    program, which may have to be computed again; TensorRT calibrated on `samples`, if it did."""
     if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
         copy, tensor, how = damaged_copy(engine.graph)
         if executed == "graph":
             return graph_control(copy, tensor, how, engine.target)
-        return engine_control(partial(compile_graph, _uncached(job), copy, progress), copy, tensor, how)
+        return engine_control(partial(compile_graph, _uncached(job), copy, progress, samples), copy, tensor, how)
     program, loaded, tensor, how = damaged_program(*made_of())
     graph = None if engine.graph is None else to_onnx(program)
-    build = partial(route(job.build.route), _uncached(job), loaded, program, progress)
+    build = partial(route(job.build.route), _uncached(job), loaded, program, progress, samples)
     return engine_control(build, graph, tensor, how)
 
 

@@ -186,8 +186,9 @@ def judged_speed(job: Job, prepared: PreparedJob, engine: Engine, report: CheckR
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
     none: JsonObject = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
     update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
-    plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
-    other = compile_engine(plain, prepared.loaded, quantize(plain, prepared, None, stages), stages)
+    by_fp16 = job.build.model_copy(update={"quantization": "explicit"})  # nothing is quantized
+    plain = job.model_copy(update={"precision": job.precision.model_copy(update=update), "build": by_fp16})
+    other = compile_engine(plain, prepared, quantize(plain, prepared, None, stages), stages)
     with (
         stages("speed"),
         TimedEngine(engine.data, **settings_of(engine)) as int8,

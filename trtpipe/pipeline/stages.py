@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from calib.data import Source
 from calib.folders import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
@@ -138,7 +139,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
 
 def _fits_weights(job: Job, prepared: PreparedJob) -> bool:
     """Whether weights of 4 bits are fitted to the first calibration samples: where the job names samples."""
-    return prepared.calibrates and (job.precision.weights is not None or job.precision.nvfp4_mode)
+    return prepared.calibrates and job.precision.four_bits
 
 
 def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -> Narrow | None:
@@ -209,7 +210,7 @@ def build_engine(
     kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        with compiler(job) as compiling:
+        with compiler(job, native_samples(job, prepared)) as compiling:
             lowered = lower(job, prepared, table, stages, kept)
             assert lowered.graph is not None
             compiling.start(lowered.graph)
@@ -221,7 +222,7 @@ def build_engine(
     def directly() -> Compiled:
         made = table()
         quantized = quantize(job, prepared, made, stages)
-        engine = compile_engine(job, prepared.loaded, quantized, stages)
+        engine = compile_engine(job, prepared, quantized, stages)
         return Compiled(lowered_of(prepared, quantized, made, engine.graph), engine)
 
     if job.build.route != "onnx":
@@ -231,11 +232,18 @@ def build_engine(
     return kept.on_disk("engine", COMPILED, through_onnx)
 
 
-def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:
+def compile_engine(job: Job, prepared: PreparedJob, quantized: Quantized, stages: Stages) -> Engine:
     """The engine, by the job's route."""
+    samples = native_samples(job, prepared)
     with stages("compile") as progress:
-        engine: Engine = route(job.build.route)(job, loaded, quantized, progress)
+        engine: Engine = route(job.build.route)(job, prepared.loaded, quantized, progress, samples)
     return engine
+
+
+def native_samples(job: Job, prepared: PreparedJob) -> Source | None:
+    """What TensorRT itself calibrates on, with build.quantization implicit; None where it does not."""
+    implicit = job.precision.int8_mode and job.build.quantization == "implicit"
+    return prepared.calibration_samples if implicit else None
 
 
 def check_graph(
@@ -280,7 +288,7 @@ def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
-            damaged = control(job, engine, executed, made_of, progress)
+            damaged = control(job, engine, executed, made_of, progress, native_samples(job, prepared))
             require = job.check.require
             found = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require)
             memory = activation_memory(runner)
@@ -344,7 +352,7 @@ def judged(
 
 def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:
     """A note on weights of 4 bits that nothing could be fitted to."""
-    if prepared.calibrates or (job.precision.weights is None and not job.precision.nvfp4_mode):
+    if prepared.calibrates or not job.precision.four_bits:
         return ()
     return (
         "weights in 4 bits are rounded to the nearest: the job names no calibration samples to fit them to, and a "

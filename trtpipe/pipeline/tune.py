@@ -69,6 +69,12 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
     up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
 
+    Args:
+        job: has `check.limits`.
+        out: a folder, made where it is missing.
+        reporter: receives the stages.
+        evaluations: the most trials, 1 and up.
+
     Raises:
         InputError: the job quantizes nothing, or sets no limit.
     """
@@ -249,7 +255,7 @@ class _Bench:
         """Median of the engine's executions; None for a hybrid, and where the engine is not executed here."""
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
-        engine = compile_engine(job, self.prepared.loaded, quantized, self.stages)
+        engine = compile_engine(job, self.prepared, quantized, self.stages)
         if not_executed_here(engine):
             return None
         if engine.fallback:

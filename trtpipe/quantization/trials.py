@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,7 +18,7 @@ from trtpipe.jsontext import json_text
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial
 
-_FORMAT = "trtpipe-trials"
+_Format = Literal["trtpipe-trials"]
 
 
 class _File(BaseModel):
@@ -26,7 +26,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal["trtpipe-trials"]
+    format: _Format
     version: Literal[1]
     key: Annotated[dict[str, str], Field(min_length=1)]
     rankings: dict[str, Sensitivity]
@@ -96,7 +96,7 @@ class Trials:
 
     def _write(self) -> None:
         content = {
-            "format": _FORMAT,
+            "format": get_args(_Format)[0],
             "version": 1,
             "key": dict(self.key),
             "rankings": self.rankings,

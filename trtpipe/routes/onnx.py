@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from onnx_ir import Model, Node
     from torch.onnx import ONNXProgram
 
+    from calib.data import Source
+
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
 #: Bytes of weights of one file: protobuf's 2 GB less what the rest of a graph may take.
@@ -45,9 +47,11 @@ _ROUNDED = (
 )
 
 
-def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
+def compile_engine(
+    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), progress)
+    return compile_graph(job, to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), progress, samples)
 
 
 def release(job: Job) -> str | None:
@@ -56,9 +60,12 @@ def release(job: Job) -> str | None:
     return None if tensorrt is None else tensorrt[1]
 
 
-def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
-    """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself."""
-    with compiler(job) as compiling:
+def compile_graph(job: Job, model: OnnxModel, progress: Progress, samples: Source | None = None) -> Engine:
+    """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself.
+
+    TensorRT itself calibrates on `samples`, with build.quantization implicit.
+    """
+    with compiler(job, samples) as compiling:
         compiling.start(model)
         return compiling.finish(progress)
 
@@ -79,10 +86,10 @@ class Compiler(Protocol):
 
 
 @contextlib.contextmanager
-def compiler(job: Job) -> Iterator[Compiler]:
+def compiler(job: Job, samples: Source | None = None) -> Iterator[Compiler]:
     """What compiles for the job's target. What it loads, it loads now; what it began ends with the context."""
     if job.build.target != "tensorrt_rtx":
-        yield _Here(job)
+        yield _Here(job, samples)
         return
     with Isolated() as builder:
         yield _Beside(job, builder)
@@ -93,8 +100,8 @@ class _Here:
 
     beside = False
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, samples: Source | None) -> None:
+        self._job, self._samples = job, samples
 
     def start(self, model: OnnxModel) -> None:
         self._model = lowered_for(model, self._job.build.target)
@@ -108,10 +115,11 @@ class _Here:
             import onnxruntime
 
             return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
-        samples = None
-        if job.build.quantization == "implicit":
-            samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
-        return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
+        ranges = None
+        if self._samples is not None:
+            made_from = {"graph": hashlib.sha256(model.data).hexdigest()}
+            ranges = native_calibration(job, self._samples, made_from)
+        return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=ranges)
 
 
 class _Beside:

@@ -17,7 +17,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.trt.flavour import parse_version
-from trtpipe.trt.options import asked, shown
+from trtpipe.trt.options import asked, in_words
 from trtpipe.values import Route
 
 
@@ -233,11 +233,11 @@ def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple
         rule: Rule = getattr(support, route)
         if refusal := rule(wanted[support.field], wanted):
             must, step = refusal
-            yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"
+            yield f"build.{support.field}", f"{must} on route {route} (got {in_words(wanted[support.field])}). {step}"
         elif build.allow_torch_fallback and support.field in WHOLE_ONLY:
             yield (
                 f"build.{support.field}",
-                f"must be left out with build.allow_torch_fallback (got {shown(wanted[support.field])}): "
+                f"must be left out with build.allow_torch_fallback (got {in_words(wanted[support.field])}): "
                 f"{WHOLE_ONLY[support.field]}. Remove one of the two.",
             )
     if route == "torch_tensorrt" and frontend is not None and (why := unknown_frontend(frontend)):
@@ -355,7 +355,7 @@ def _explicit(job: Job) -> Iterator[tuple[str, str]]:
     if job.build.use_onnx:
         yield (
             "build.use_onnx",
-            "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). "
+            "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got true). "
             "Leave it out, or use build.quantization implicit.",
         )
     if job.build.uses_dla:

@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
     from trtpipe.values import Engine, LoadedModel, Quantized
 
-Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress"], "Engine"]
+Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress", "Source | None"], "Engine"]
 
-#: route -> module:function(job, loaded, quantized, progress) -> Engine
+#: route -> module:function(job, loaded, quantized, progress, samples) -> Engine
 ROUTES: Mapping[str, str] = {
     "onnx": "trtpipe.routes.onnx:compile_engine",
     "torch2trt": "trtpipe.routes.torch2trt.route:compile_engine",
@@ -22,7 +23,10 @@ ROUTES: Mapping[str, str] = {
 
 
 def route(name: str) -> Compile:
-    """The function that takes a quantized graph to an engine on this route."""
+    """The function that takes a quantized graph to an engine on this route.
+
+    Its `samples` are those that TensorRT itself calibrates on, with build.quantization implicit; else None.
+    """
     module, _, function = ROUTES[name].partition(":")
     compile_engine: Compile = getattr(import_module(module), function)
     return compile_engine

@@ -91,7 +91,7 @@ def open_engine(engine: Engine) -> tuple[OpenRunner, Executed]:
     """What executes a built engine here, and whether that is the engine or, where it does not fit, its graph.
 
     Raises:
-        InputError: the engine does not fit this machine, and its route made no graph.
+        InputError: the engine does not fit this machine, and its route made no graph, or it needs plugins.
     """
     why = not_executed_here(engine)
     if not why:

@@ -27,7 +27,7 @@ from trtpipe.trt import (
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.monitor import PERCENT, Watch, create, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals, shown, without_driver
+from trtpipe.trt.options import asked, in_words, needs_driver, refusals, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -51,7 +51,7 @@ def build_engine(
         progress: receives the percentage built; polled for cancellation wherever TensorRT has a progress monitor
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
-        calibration: ranges or samples for implicit quantization.
+        calibration: samples for implicit quantization.
         judged: False gives TensorRT every option as it is, also those that `options.refusals` would refuse: how the
             tables of what it honours are measured.
 
@@ -165,7 +165,7 @@ def _serialize(
     if plan_memory is None:
         formats_of = {name: allowed for name, allowed in build.tensor_formats.items() if set(allowed) != {"linear"}}
         narrow = {"tensor_formats": formats_of, "memory_pools": build.memory_pools, "workspace": build.workspace}
-        given = " and ".join(f"build.{key} ({shown(value)})" for key, value in narrow.items() if value)
+        given = " and ".join(f"build.{key} ({in_words(value)})" for key, value in narrow.items() if value)
         without = f"Try it without {given}. " if given else ""
         raise BuildError(
             f"build: {tensorrt.title} cannot compile the graph ({watch.reason(since)}). {without}"

@@ -29,7 +29,7 @@ class NativeCalibration:
     of the graph.
     """
 
-    source: Source | None = None
+    source: Source
     algorithm: str = AUTO_BASE
     percentile: float = PERCENTILE
     batch_size: int = 1
@@ -38,16 +38,13 @@ class NativeCalibration:
 
 
 def make_calibrator(flavour: Flavour, calibration: NativeCalibration | None) -> NativeCalibrator:
-    """TensorRT's calibrator over the given ranges or samples; `finish()` it after the build.
+    """TensorRT's calibrator over the given samples; `finish()` it after the build.
 
     Raises:
-        InputError: without either; TensorRT would quantize to INT8 with ranges that were never measured.
+        InputError: without any; TensorRT would quantize to INT8 with ranges that were never measured.
     """
-    if calibration is None or calibration.source is None:
-        raise InputError(
-            "build.quantization: implicit has neither samples nor a calibration cache to take ranges from. "
-            "Give the job a calibration section."
-        )
+    if calibration is None:
+        raise InputError("build.quantization: implicit has no samples. Give the job a calibration section.")
     return trt_calibrator.make_calibrator(
         flavour.module,
         calibration.source,

@@ -170,7 +170,7 @@ def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[
                 step = f"Use {where(by_name[need])}, or leave it out."
                 if option.instead:
                     step = f"{option.instead} {where(by_name[need])} has it."
-                got = shown(wanted[option.field])
+                got = in_words(wanted[option.field])
                 yield f"build.{option.field}", f"{release} does not support {by_name[need].title} (got {got}). {step}"
                 break
 
@@ -213,7 +213,7 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
     if name == "tensorrt_rtx" and "version_compatible" in wanted and "exclude_lean_runtime" not in wanted:
         yield (
             "build.version_compatible",
-            "the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
+            "the lean runtime must be left out on TensorRT-RTX, whose package has none (got true). "
             "Set build.exclude_lean_runtime too.",
         )
     if name == "tensorrt_rtx" and "platform" in wanted:
@@ -269,7 +269,7 @@ def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -
 def _precision(build: Build, precision: Precision, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
     implicit = build.quantization == "implicit"
     if precision.bf16_mode and "bf16" not in able:
-        yield "precision.bf16_mode", f"{release} does not support BF16 (got True). Use precision.fp16_mode."
+        yield "precision.bf16_mode", f"{release} does not support BF16 (got true). Use precision.fp16_mode."
     if precision.bf16_mode and build.target == "tensorrt_rtx":
         yield from formats.not_on_all(build, "precision.bf16_mode", "BF16", "bf16", "precision.fp16_mode")
     if implicit and not precision.int8_mode:
@@ -300,10 +300,10 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             )
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it."""
+def in_words(value: object) -> str:
+    """An option's value in a sentence: true and false as in YAML, lists without brackets, text without quotes."""
     if isinstance(value, tuple):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(in_words, value))
     if isinstance(value, dict):
-        return ", ".join(f"{k}: {shown(v)}" for k, v in value.items())
-    return str(value)
+        return ", ".join(f"{k}: {in_words(v)}" for k, v in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)

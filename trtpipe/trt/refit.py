@@ -215,7 +215,9 @@ def _refitted(
     since = watch.mark()
     serialized = loaded.serialize()
     if serialized is None:
-        raise InputError(f"engine: {tensorrt.title} cannot serialize the refitted engine ({watch.reason(since)}).")
+        raise InputError(
+            f"engine: {tensorrt.title} cannot serialize the refitted engine ({watch.reason(since)}). Build it again."
+        )
     data = bytes(serialized)
     del serialized, loaded, runtime
     return data

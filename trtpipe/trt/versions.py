@@ -145,7 +145,7 @@ def _options() -> Iterator[list[str]]:
             unable = f"build.{field}: {title(name, version)} does not support"
             refused = any(message.startswith(unable) for _, message in refusals(build, None, name, version))
             cells.append("-" if refused else "yes")
-        yield [f"`{field}: {_shown(value)}`", *cells]
+        yield [f"`{field}: {_as_json(value)}`", *cells]
 
 
 def _measured(measured: JsonObject) -> Iterator[list[str]]:
@@ -158,14 +158,6 @@ def _measured(measured: JsonObject) -> Iterator[list[str]]:
 
 def _as_json(value: object) -> str:
     return json.dumps(value).replace('"', "")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_shown(v)}" for k, v in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _lowering() -> Iterator[list[str]]:

@@ -16,6 +16,7 @@ from torch import nn
 from calib.data import Source, open_source
 from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
+from trtpipe.job.sections import CORRECTIONS
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.model.products import WEIGHTED
@@ -24,7 +25,7 @@ from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import samples as drawn_of
 from trtpipe.quantization.corrections import sweep
-from trtpipe.quantization.corrections.correct import STEPS, correct
+from trtpipe.quantization.corrections.correct import correct
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.guard import Score
 from trtpipe.quantization.formats import maxima
@@ -74,7 +75,7 @@ def samples(
 def made(
     net: nn.Module,
     folder: Path,
-    which: Sequence[str] = STEPS,
+    which: Sequence[str] = CORRECTIONS,
     algorithm: str = "auto",
     placements: Sequence[Placement] = (EVERYTHING,),
     **options: object,
@@ -115,7 +116,7 @@ def test_equalization_pays_where_channels_are_uneven(tmp_path: Path) -> None:
     assert decibels(captured, table, x) > decibels(captured, plain, x) + 3
 
 
-@pytest.mark.parametrize("which", [("rounding", "bias"), STEPS])
+@pytest.mark.parametrize("which", [("rounding", "bias"), CORRECTIONS])
 def test_nothing_is_fitted_for_what_will_not_be_in_int8(tmp_path: Path, which: Sequence[str]) -> None:
     captured, plain, everything, _ = made(uneven(), tmp_path, which)
     first, *others = [n.name for n in calls(captured.graph.graph) if op_name(n) in WEIGHTED]

@@ -13,12 +13,13 @@ from torch import nn
 
 from calib.data import open_source
 from calib.samples import DataSpec, InputSpec
+from trtpipe.job.sections import CORRECTIONS
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name, shape_of
 from trtpipe.model.products import WEIGHTED
 from trtpipe.progress import Silent
 from trtpipe.quantization.calibrate import calibrate
-from trtpipe.quantization.corrections.correct import STEPS, correct
+from trtpipe.quantization.corrections.correct import correct
 from trtpipe.quantization.payoff import shape_reason
 
 
@@ -81,6 +82,6 @@ def test_they_have_a_batch_of_one_in_the_graph_and_are_calibrated_and_corrected(
     plain = calibrate(
         captured, source, batch_size=1, algorithm="minmax", percentile=99.99, digests={"graph": "g"}, progress=Silent()
     )
-    table = correct(captured, plain, source, which=STEPS, batch_size=1, progress=Silent())
+    table = correct(captured, plain, source, which=CORRECTIONS, batch_size=1, progress=Silent())
     assert table.amax.keys() == plain.amax.keys()
     assert table.corrections is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calib.errors import CalibError
-from calib.files import open_regular, read_regular
+from calib.files import open_regular, read_regular, unreadable
 from calib.table import CalibrationTable
 from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
@@ -55,7 +55,7 @@ def described(path: Path) -> JsonObject:
     """
     if path.is_dir():
         if not (path / MANIFEST).is_file():
-            raise InputError(f"{path}: must be a bundle (got a folder without {MANIFEST}).")
+            raise InputError(f"{path}: must be a bundle (got a folder without {MANIFEST}). Check the path.")
         return _bundle(path)
     try:
         with open_regular(path) as file:
@@ -65,7 +65,7 @@ def described(path: Path) -> JsonObject:
             f"{path}: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
         ) from None
     except OSError as error:
-        raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
+        raise InputError(unreadable(path, error)) from None
     if path.name == MANIFEST:
         return _bundle(path.parent)
     if path.suffix.lower() == ".onnx":
@@ -83,7 +83,7 @@ def described(path: Path) -> JsonObject:
     shown = head[:8].hex(" ") or "an empty file"
     raise InputError(
         f"{path}: must be a bundle, an engine, an ONNX file or a calibration table "
-        f"(got a file that begins with {shown})."
+        f"(got a file that begins with {shown}). Check the path."
     )
 
 

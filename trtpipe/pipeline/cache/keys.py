@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calib.errors import CalibError
+from calib.files import unreadable
 from calib.folders import class_folders
 from calib.user_code import OURS
 from trtpipe.errors import InputError
@@ -279,7 +280,7 @@ class Survey:
         try:
             return self.digests.folder(path) if os.path.isdir(path) else self.digests.file(path)
         except OSError as error:
-            raise InputError(f"{key}: must be readable (got {error.strerror or error}: {path}).") from error
+            raise InputError(f"{key}: {unreadable(path, error)}") from error
         except CalibError as error:
             raise InputError(f"{key}: {error}") from error
 
@@ -287,7 +288,7 @@ class Survey:
         try:
             return self.digests.file(path)
         except OSError as error:
-            raise InputError(f"{path}: must be readable (got {error.strerror or error}).") from error
+            raise InputError(unreadable(path, error)) from error
 
 
 def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:

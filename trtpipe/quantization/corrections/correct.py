@@ -13,14 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 
 from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
 from calib.types import Array
-from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
+from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.machine import Heap
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.progress import Progress
 
-#: Steps in the order they are tried.
-STEPS: tuple[Correction, ...] = get_args(Correction)
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
 
@@ -62,7 +60,7 @@ def correct(
         captured: the hub graph.
         table: its calibration without corrections, with histograms.
         source: the calibration samples.
-        which: names out of `STEPS`.
+        which: names out of `CORRECTIONS`.
         batch_size: samples per forward pass, where all of them are run.
         progress: is told the steps, and may cancel.
         placements: what will be in INT8, fewest operations first. Nothing is fitted for an operation that none of them

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 from unittest.mock import patch
 
+from calib.data import Source
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
@@ -32,8 +33,8 @@ class Unread:
 class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
-    def __init__(self, tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
-        self._calibrator = make_calibrator(tensorrt, native_calibration(job, made_from))
+    def __init__(self, tensorrt: flavour.Flavour, job: Job, samples: Source, made_from: Mapping[str, str]) -> None:
+        self._calibrator = make_calibrator(tensorrt, native_calibration(job, samples, made_from))
         self._given = False
 
     def make(self, dataset: object, algorithm: object = None, **_: object) -> NativeCalibrator:
@@ -58,7 +59,9 @@ class Calibrating:
 
 
 @contextlib.contextmanager
-def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
+def own_calibrator(
+    tensorrt: flavour.Flavour, job: Job, samples: Source, made_from: Mapping[str, str]
+) -> Iterator[Calibrating]:
     """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
 
     A calibration cache that was made from something else ends the build here, before anything is converted. The
@@ -73,6 +76,6 @@ def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, 
             "calibration: this torch2trt has no DatasetCalibrator to replace. "
             f"Update it: {INSTALL}; or use build.route onnx."
         )
-    calibrating = Calibrating(tensorrt, job, made_from)
+    calibrating = Calibrating(tensorrt, job, samples, made_from)
     with patch.object(module, "DatasetCalibrator", calibrating.make):
         yield calibrating

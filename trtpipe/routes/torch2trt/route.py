@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch2trt import TRTModule
 
+    from calib.data import Source
     from trtpipe.trt.types import INetworkDefinition, ITensor
 
 #: Where the module runs while it is converted.
@@ -67,15 +68,18 @@ INT8_NOTE = (
 )
 
 
-def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
+def compile_engine(
+    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+) -> Engine:
     """The engine that torch2trt makes of the model itself.
 
     Args:
-        job: implicit INT8 needs samples to calibrate on.
+        job: says what is asked of torch2trt.
         loaded: the module that is converted, unless INT8 is explicit; a copy is, since torch2trt leaves attributes on
             what it touches.
         quantized: the program that is converted where INT8 is explicit, and the bundle's graph.
         progress: not used: torch2trt reports no progress and cannot be cancelled.
+        samples: what TensorRT calibrates on, with implicit INT8.
 
     Raises:
         MissingError: without a GPU or torch2trt.
@@ -97,7 +101,8 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     calibration, notes = None, [f"torch2trt on {tensorrt.title}"]
     with contextlib.ExitStack() as stack:
         if job.precision.int8_mode and not explicit:
-            calibration = stack.enter_context(own_calibrator(tensorrt, job, made_from(loaded)))
+            assert samples is not None
+            calibration = stack.enter_context(own_calibrator(tensorrt, job, samples, made_from(loaded)))
         made = converted(frontend, module, example(loaded), arguments)
     held.clear()
     if calibration is not None:

@@ -35,6 +35,8 @@ from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, 
 if TYPE_CHECKING:
     import torch
 
+    from calib.data import Source
+
 __all__ = ["LOGGERS", "checked_header", "compile_engine", "graph_of", "require_gpu"]
 
 GRAPH_NOTE = (
@@ -51,7 +53,9 @@ NOT_NEEDED_NOTE = (
 _BINDINGS = ("arg_input_binding_names", "output_binding_names")
 
 
-def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
+def compile_engine(
+    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+) -> Engine:
     """The whole program as one engine of the job's target, or no engine; with build.allow_torch_fallback, where some
     operations have no converter, a hybrid module.
 
@@ -62,6 +66,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         loaded: not used: the program holds the model.
         quantized: the program, with Q/DQ and casts placed.
         progress: receives the messages of Torch-TensorRT and TensorRT.
+        samples: not used: INT8 is explicit on this route.
 
     Raises:
         MissingError: without a GPU, or without the Torch-TensorRT of this target.
