@@ -154,6 +154,17 @@ def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
     assert packages.unfit("torchvision") is None
 
 
+@pytest.mark.parametrize("module", [*packages.CAPTURE, *packages.IMAGES, *packages.BUILDING])
+def test_a_release_too_old_is_refused_whatever_form_its_name_has(module, monkeypatch):
+    """`onnx_ir` is the distribution onnx-ir, and pyproject.toml may write either."""
+    names = packages.DISTRIBUTIONS.get(module, (module,))
+    monkeypatch.setattr(packages, "package", lambda module: packages.Package(names[0], "0.0.1"))
+    if module in packages.JUDGED_TOGETHER:
+        assert packages.unfit(module) is None
+    else:
+        assert f"{names[0]} must be >=" in str(packages.unfit(module)).replace("must be <0.31,>=", "must be >=")
+
+
 def test_too_little_address_space_is_no_damage():
     said = packages.broken("torch", "ImportError: libtorch_cpu.so: failed to map segment from shared object")
     assert said.endswith("There is too little memory or address space for it: see `free -m` and `ulimit -v`.")

@@ -107,11 +107,20 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[int]:
+    """No other process is in here for this folder at the same time; gives the folder's descriptor."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def move_into_place(temporary: Path, destination: Path) -> None:
     """Give `temporary` the name `destination`; what had that name is then called `temporary`, or gone."""
-    parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(parent, fcntl.LOCK_EX)
+    with alone_in(destination.parent) as parent:
         if not destination.exists():
             os.rename(temporary, destination)
         elif not exchange(temporary, destination):
@@ -121,8 +130,6 @@ def move_into_place(temporary: Path, destination: Path) -> None:
             os.fsync(parent)
             shutil.rmtree(aside)
         os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -27,6 +27,13 @@ def beside(value: float, limit: float, digits: int = 6) -> str:
     return repr(value)
 
 
+def span(low: float, high: float, limit: float | None) -> str:
+    """An interval in four significant digits, its ends on their own sides of the limit; `unknown` where it is all."""
+    if (low, high) == (-math.inf, math.inf):
+        return "unknown"
+    return " to ".join(f"{x:.4g}" if limit is None else beside(x, limit, 4) for x in (low, high))
+
+
 def apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
     """Two figures in `digits` significant digits, or in as many more as tell them apart."""
     for count in range(digits, 17):

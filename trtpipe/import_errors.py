@@ -115,6 +115,13 @@ def _loss(module: str, exact: bool, path: tuple[str, ...]) -> str:
 
 #: How long an import may take before it is given up, in seconds.
 IMPORT_S = 60.0
+#: What these packages have, and a folder of the same name has not.
+_HELD = {
+    "torch": "nn", "torchvision": "transforms", "torchao": "quantization", "onnx": "ModelProto", "onnxscript": "values",
+    "onnxruntime": "InferenceSession", "onnx_ir": "Model", "numpy": "ndarray", "tensorrt": "Builder",
+    "tensorrt_rtx": "Builder", "numba": "njit", "networkx": "DiGraph", "jinja2": "Environment", "sympy": "Symbol",
+    "ml_dtypes": "bfloat16", "markupsafe": "Markup",
+}  # fmt: skip
 #: Imports each module named, and prints a line of JSON for each: null, or its error; SIGALRM ends what takes longer. It
 #: ends before one that an earlier one has put another in place of: Torch-TensorRT-RTX has TensorRT-RTX as `tensorrt`.
 _TRY_IMPORTS = """
@@ -122,7 +129,8 @@ import importlib, json, os, signal, sys
 from importlib.machinery import PathFinder
 out = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-limit_s, path, *modules = sys.argv[1:]
+limit_s, path, held, *modules = sys.argv[1:]
+held = json.loads(held)
 sys.path[:] = json.loads(path)
 for module in modules:
     if module in sys.modules and module != modules[0]:
@@ -132,8 +140,9 @@ for module in modules:
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, float(limit_s))
     try:
-        importlib.import_module(module)
-        print("null", file=out)
+        made = importlib.import_module(module)
+        lacks = not hasattr(made, held.get(module, "__name__"))
+        print(json.dumps(f"it has no {held[module]}" if lacks else None), file=out)
     except Exception as error:
         while "\\n" in str(error).strip() and error.__cause__:  # as `reason_of` has it
             error = error.__cause__
@@ -147,7 +156,7 @@ def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mappin
     failed = {module: lost for module in modules if (lost := loss(module))}
     left = [module for module in modules if module not in failed]
     while left:
-        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), *left)
+        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), json.dumps(_HELD), *left)
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
         answers = [json.loads(line) for line in ran.stdout.splitlines()]
         failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}

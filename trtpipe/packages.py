@@ -155,12 +155,13 @@ def unfit(module: str) -> str | None:
     """Why the installed release of a module is none that trtpipe's own metadata asks for, and what to do; None where it
     is, where none is installed, and where that metadata says nothing of it or other modules decide too
     (`JUDGED_TOGETHER`)."""
+    from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion
 
-    installed, asked = package(module), _asked()
-    if installed is None or installed.distribution not in asked or module in JUDGED_TOGETHER:
+    installed = package(module)
+    wanted = None if installed is None else _asked().get(canonicalize_name(installed.distribution))
+    if installed is None or wanted is None or module in JUDGED_TOGETHER:
         return None
-    wanted = asked[installed.distribution]
     try:
         if wanted.contains(installed.version, prereleases=True):
             return None
@@ -171,11 +172,13 @@ def unfit(module: str) -> str | None:
 
 
 def _asked() -> Mapping[str, SpecifierSet]:
-    """Releases of other distributions that trtpipe's `build` extra names."""
+    """Releases of other distributions that trtpipe's `build` extra names, by their canonical names."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     listed = map(Requirement, _required())
-    return {r.name: r.specifier for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})}
+    built = [r for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})]
+    return {canonicalize_name(r.name): r.specifier for r in built}
 
 
 def not_installed(*modules: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from calib.types import Array, JsonObject
-from trtpipe.figures import beside, exact
+from trtpipe.figures import beside, exact, span
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class Captured:
     inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
     operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
     quantized. `rounding` is the relative rounding error of a dtype narrower than FP32 that the model has, or 0.
+    `quantized`: the model came with Q/DQ, whether or not an operation reads them.
     """
 
     graph: torch.fx.GraphModule
@@ -205,6 +206,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
     rounding: float = 0.0
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
@@ -349,10 +351,8 @@ class Metric:
 
     @property
     def interval_text(self) -> str:
-        """Like `0.9898 to 1`; empty where there is no interval."""
-        if self.interval is None:
-            return ""
-        return " to ".join(f"{x:.4g}" if self.limit is None else beside(x, self.limit, 4) for x in self.interval)
+        """Like `0.9898 to 1`, or `unknown`; empty where there is no interval."""
+        return "" if self.interval is None else span(*self.interval, self.limit)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy import stats
 
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import measure
-from trtpipe.evaluation.intervals import bootstrap_interval
+from trtpipe.evaluation.intervals import LEAST_RESAMPLED, binomial_interval, bootstrap_interval, paired_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
@@ -47,7 +48,7 @@ def test_a_function_returns_a_number_one_a_sample_or_rows_with_their_total(monke
     for function, expected in forms.values():
         made = judge("m", named(function, monkeypatch), labelled=False).figure({"y": ONES}, None, tuple("abcd"))
         assert made.value == expected
-    assert made.interval() == (8.0, 8.0)
+    assert made.interval() == (-math.inf, math.inf)  # of 4 samples
 
 
 def returning(returned: object, monkeypatch: pytest.MonkeyPatch) -> Judge:
@@ -59,12 +60,14 @@ def test_figures_are_taken_in_float64_whatever_is_returned(
     dtype: type[np.generic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean of float16 is rounded to 11 bits, and a difference of uint8 is never negative."""
-    rows = (np.random.default_rng(0).random(4) * 100 + 1000 * (dtype == np.float16)).astype(dtype)
+    ones, ids = np.ones((12, 1)), tuple("abcdefghijkl")
+    rows = (np.random.default_rng(0).random(12) * 100 + 1000 * (dtype == np.float16)).astype(dtype)
+    rows[0] = 0  # so that booleans are no constant
     metric = named(lambda outputs, labels, ids: rows * outputs["y"][:, 0].astype(dtype), monkeypatch)
     made = judge("m", metric, labelled=False)
-    assert made.figure({"y": ONES}, None, tuple("abcd")).value == rows.astype(np.float64).mean()
-    judgement = Judgement((made,), None, tuple("abcd"), {"y": ONES * 0})
-    (drop,) = (m for m in judgement.measure({"y": ONES})[0] if m.name == "m_drop")
+    assert made.figure({"y": ones}, None, ids).value == rows.astype(np.float64).mean()
+    judgement = Judgement((made,), None, ids, {"y": ones * 0})
+    (drop,) = (m for m in judgement.measure({"y": ones})[0] if m.name == "m_drop")
     assert drop.value == -rows.astype(np.float64).mean()
     assert drop.interval is not None
     assert -float(rows.max()) <= drop.interval[0] <= drop.value <= drop.interval[1] <= -float(rows.min())
@@ -156,8 +159,49 @@ def test_the_bootstrap_is_scipys() -> None:
     ).confidence_interval  # fmt: skip
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.01)
     assert ours == bootstrap_interval(lambda chosen: float((a[chosen] - b[chosen]).mean()), 60)
-    assert bootstrap_interval(lambda chosen: 1.0, 1) is None
-    assert bootstrap_interval(lambda chosen: math.nan, 5) is None
+    assert bootstrap_interval(lambda chosen: 1.0, LEAST_RESAMPLED - 1) == (-math.inf, math.inf)
+    assert bootstrap_interval(lambda chosen: 1.0, LEAST_RESAMPLED) == (1.0, 1.0)
+    assert bootstrap_interval(lambda chosen: math.nan, LEAST_RESAMPLED) is None
+
+
+def test_a_metric_of_ones_and_zeros_is_a_share_with_the_exact_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all samples agree, resampling them gives an interval without width."""
+    right = np.array([1, 1, 1, 1, 0, np.nan])
+    made = {"y": np.array([1.0, 0, 0, 1, 1, 1])[:, None]}
+    ids = tuple("abcdef")
+    metric = named(lambda outputs, labels, ids: outputs["y"][:, 0] * np.where(np.isnan(right), np.nan, 1), monkeypatch)
+    for larger, (lost, won) in ((True, (2, 1)), (False, (1, 2))):
+        own = replace(judge("m", metric, labelled=False), larger_is_better=larger)
+        figures = {m.name: m for m in Judgement((own,), None, ids, {"y": right[:, None]}).measure(made)[0]}
+        assert figures["m_engine"].interval == binomial_interval(3, 5)
+        assert figures["m_drop"].interval == paired_interval(lost, won, 5)
+    scores = np.eye(4)
+    top = judge("t", OwnMetric(function="top5", args={"k": 1}), labelled=True)
+    (engine, *_) = (
+        m for m in Judgement((top,), np.arange(4), ids[:4], {"y": scores}).measure({"y": scores})[0]
+        if m.name == "t_engine"
+    )  # fmt: skip
+    assert engine.interval == binomial_interval(4, 4)
+    for few in (1, 4):
+        confident = Limits(confident=True, metrics={"t": MetricLimits(min=0.9)})
+        assert judged(replace(engine, interval=binomial_interval(few, few)), confident).passed is False
+
+
+def test_of_a_few_samples_no_figure_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(confident=True, metrics={"m": MetricLimits(max=1.0)})
+    for samples, passed in ((1, False), (LEAST_RESAMPLED - 1, False), (LEAST_RESAMPLED, True)):
+        metric = named(lambda outputs, labels, ids: outputs["y"][:, 0], monkeypatch)
+        own = replace(judge("m", metric, labelled=False), larger_is_better=False)
+        rows = {"y": np.linspace(0.1, 0.2, samples)[:, None]}
+        figures = Judgement((own,), None, tuple(map(str, range(samples))), rows).measure(rows)[0]
+        (engine,) = (judged(m, limits) for m in figures if m.name == "m_engine")
+        assert engine.passed is passed
+        assert (engine.interval_text == "unknown") is not passed
+        said = doubtful([replace(engine, passed=None)], samples, limits)
+        assert said == (() if passed else (
+            f"y.m_engine: {engine.value:.4g} meets the limit 1, and {samples} samples are too few to be sure of it "
+            "(95 % interval unknown; about 10 would settle it)",
+        ))  # fmt: skip
 
 
 def judgement(metric: OwnMetric, labels: Labels, reference: dict[str, Any], name: str = "m") -> Judgement:

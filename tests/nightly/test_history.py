@@ -5,6 +5,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import nights
@@ -12,9 +14,11 @@ import pytest
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
+from trtpipe.nightly import history as history_file
 from trtpipe.nightly.history import History
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
 from trtpipe.nightly.regressions import LIMITS, compare, declared_normal, limit_of, parse_limits
+from trtpipe.outputs import open_database
 from trtpipe.values import Metric
 
 
@@ -139,9 +143,12 @@ def test_a_lock_that_stays_is_said(tmp_path, monkeypatch):
 def test_a_killed_writer_loses_nothing_that_was_recorded(tmp_path):
     script = f"""
 import sys
+import threading
+import time
 from pathlib import Path
 sys.path[:0] = {[os.path.dirname(m.__file__) for m in (sys.modules[__name__], nights)]!r}
 from test_history import outcome
+from trtpipe.nightly import history as history_file
 from trtpipe.nightly.history import History
 history = History(Path({str(tmp_path / "h.sqlite")!r}))
 run = history.begin({{}})
@@ -177,6 +184,31 @@ def test_an_empty_file_is_told_from_none(tmp_path):
     for name, was_empty in (("cut.sqlite", True), ("new.sqlite", False), ("cut.sqlite", False)):
         with History(tmp_path / name) as history:
             assert history.was_empty is was_empty
+
+
+def test_a_history_that_another_night_is_making_is_not_taken_for_an_emptied_one(tmp_path, monkeypatch):
+    """Its file is there, without a byte, before its tables are."""
+    made, seen = threading.Event(), []
+
+    def slowly(path, patience_s):
+        database = open_database(path, patience_s)
+        path.touch()
+        made.set()
+        time.sleep(0.3)
+        return database
+
+    def second():
+        made.wait()
+        with History(tmp_path / "h.sqlite") as history:
+            seen.append(history.was_empty)
+
+    monkeypatch.setattr(history_file, "open_database", slowly)
+    other = threading.Thread(target=second)
+    other.start()
+    with History(tmp_path / "h.sqlite") as history:
+        seen.append(history.was_empty)
+    other.join()
+    assert seen == [False, False]
 
 
 def test_nothing_is_compared_without_a_past():

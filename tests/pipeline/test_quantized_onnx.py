@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from calib.table import CalibrationTable
 from tests.support.nets import images
@@ -274,6 +274,34 @@ def test_recalibrated_when_asked_for(tmp_path: Path) -> None:
     job = load_job(write_job(tmp_path, "file", calibration=calibration))
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     assert CalibrationTable.load(built.bundle.path / "calibration.json").samples
+
+
+@pytest.mark.parametrize("operator", ["Conv", "Relu"])
+def test_one_before_an_output_alone_is_left_out_of_the_baseline_too(operator: str, tmp_path: Path) -> None:
+    """Its scale clips: what was not taken out of one of the two shows."""
+    pair = [
+        helper.make_node("QuantizeLinear", ["h", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["logits"]),
+    ]
+    product = helper.make_node("Conv", ["x", "w"], ["h" if operator == "Conv" else "c"], pads=[1, 1, 1, 1])
+    nodes = [product, *([helper.make_node("Relu", ["c"], ["h"])] if operator == "Relu" else []), *pair]
+    weight = np.random.default_rng(0).normal(size=(5, 3, 3, 3)).astype(np.float32)
+    constants = {"w": weight, "s": np.float32(0.005), "z": np.int8(0)}
+    shape = ["N", 3, 8, 8]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("logits", 1, ["N", 5, 8, 8])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
+    )  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "file.onnx"
+    )
+    for precision, calibration in (({}, None), ({"int8_mode": True}, {"arrays": "x.npy", "batch_size": 8})):
+        job = load_job(write_job(tmp_path, "file", precision=precision, calibration=calibration))
+        built = build(job, tmp_path / f"out{len(precision)}", Silent(), diagnose_seconds=0)
+        assert built.report.passed, built.report.problems
+        left_out = "logits: the file's Q/DQ before this output was left out, TensorRT fuses it with nothing"
+        assert left_out in built.report.notes
 
 
 def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:

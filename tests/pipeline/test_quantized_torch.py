@@ -21,6 +21,7 @@ from trtpipe.pipeline.build import build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.progress import Silent
 
+OUTPUT = "tests.support.quantized_nets:quantized_output"
 FACTORY = {"factory": "tests.support.quantized_nets:with_fake_quantizers", "quantized": True}
 
 
@@ -141,14 +142,31 @@ def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path)
     ("model", "message"),
     [
         ({"factory": "tests.support.quantized_nets:small", "quantized": True},
-         "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."),
+         "model.quantized: must be left out for a network without fake quantizers that are on (got true). "
+         "Remove it."),
+        ({"factory": OUTPUT, "args": {"enabled": False}, "quantized": True},
+         "model.quantized: must be left out for a network without fake quantizers that are on (got true). Remove it."),
+        ({"factory": OUTPUT, "quantized": False},
+         "model.quantized: must be true for a network with fake quantizers (got false). Set it, and "
+         "precision.int8_mode, or give the network without them."),
         ({**FACTORY, "args": {"seen": False}},
          "model.factory: conv.x has seen no data, so it has no scale. Run the model on samples, then save it."),
     ],
 )  # fmt: skip
 def test_models_that_have_no_scales(model: dict[str, Any], message: str, tmp_path: Path) -> None:
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "net", model=model, calibration=None)))
+    calibration = None if model.get("quantized") else {"arrays": "x.npy", "batch_size": 8}
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "net", model=model, calibration=calibration)))
     assert str(problem) == message
+
+
+def test_one_at_an_output_alone_is_left_out_and_the_build_says_so(tmp_path: Path) -> None:
+    model = {"factory": OUTPUT, "quantized": True}
+    calibration = {"arrays": "x.npy", "batch_size": 8}
+    built = build(load_job(write_job(tmp_path, "net", model=model, calibration=calibration)), tmp_path / "o", Silent())
+    assert built.report.passed, built.report.problems
+    note = "0.head (linear): its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing"
+    assert note in built.report.notes
+    assert built.bundle.manifest.notes.count(note) == 1
 
 
 def test_an_asymmetric_program_is_refused(tmp_path: Path) -> None:

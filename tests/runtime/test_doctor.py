@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from trtpipe import packages
 from trtpipe.cli import main as cli
 from trtpipe.packages import BUILDING
 from trtpipe.routes.options import Frontend
@@ -433,6 +434,22 @@ def test_what_another_puts_in_a_modules_place_is_not_that_module(tmp_path, monke
     ended = {"ending": "its import ended the process (exit code 0)"}
     assert doctor.import_failures(("aliasing", "whole", "broken", "fine", "ending", "whole")) == lost | ended
     assert doctor.import_failures(("failing", "fine", "broken")) == lost | {"failing": "ImportError: lacks a driver"}
+
+
+def test_a_folder_of_the_name_of_a_package_is_not_that_package(tmp_path, monkeypatch):
+    """An empty __init__.py can be imported, and no command can use it."""
+    modules = (*packages.CAPTURE, *packages.IMAGES, *packages.BUILDING, "tensorrt", "tensorrt_rtx", "numpy")
+    for module in modules:
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").touch()
+    here = tuple(module for module in modules if packages.version(module))
+    assert len(here) > 10
+    assert doctor.import_failures(here) == {}  # the packages themselves have what is asked of them
+    monkeypatch.syspath_prepend(tmp_path)
+    failed = doctor.import_failures(modules)
+    assert failed.keys() == set(modules)
+    assert failed["onnxruntime"] == "it has no InferenceSession"
+    assert all(said.startswith("it has no ") for said in failed.values())
 
 
 def test_nothing_heavy_is_imported():

@@ -116,3 +116,11 @@ def with_fake_quantizers(seen: bool = True, scheme: Any = None) -> nn.Module:
         with torch.no_grad():
             network(images(8, 3, 8, 8, seed=1))
     return network.eval()  # type: ignore[no-any-return]
+
+
+def quantized_output(enabled: bool = True) -> nn.Module:
+    """`small` with one fake quantizer, behind its last layer."""
+    network: Any = nn.Sequential(small(), fake())
+    with torch.no_grad():
+        network(images(8, 3, 8, 8, seed=1))
+    return (network if enabled else network.apply(fake_quantize.disable_fake_quant)).eval()  # type: ignore[no-any-return]

@@ -10,8 +10,9 @@ Two figures of a check are shares of the samples, and another sample of the same
   It inverts a score test that for no difference is McNemar's, "Note on the sampling error of the difference between
   correlated proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 when McNemar's test rejects.
 
-A metric of the job's own has the interval of the percentile bootstrap: Efron, "Bootstrap methods: another look at the
-jackknife", Annals of Statistics 7 (1979) 1-26.
+A metric of the job's own that is 1 or 0 for each sample is such a share, and its drop such a difference. Any other has
+the interval of the percentile bootstrap: Efron, "Bootstrap methods: another look at the jackknife", Annals of
+Statistics 7 (1979) 1-26. A few samples do not show how far others lie apart: of fewer than 10 it is all numbers.
 
 All are two-sided at 95 %.
 
@@ -34,6 +35,8 @@ Z = 1.959963984540054
 Interval = tuple[float, float]
 #: Of a bootstrap: the ends of its interval vary by some 5 % of its width with another seed.
 RESAMPLES = 1000
+#: Samples of which it takes no fewer.
+LEAST_RESAMPLED = 10
 
 
 def binomial_interval(successes: int, samples: int) -> Interval:
@@ -99,10 +102,10 @@ def bootstrap_interval(statistic: Callable[[Array], float], samples: int) -> Int
 
     Args:
         statistic: a number for the samples at the places int64 [samples]; NaN does not count.
-        samples: how many there are. Fewer than 2 have no interval.
+        samples: how many there are; of fewer than `LEAST_RESAMPLED` it is minus to plus infinity.
     """
-    if samples < 2:
-        return None
+    if samples < LEAST_RESAMPLED:
+        return -math.inf, math.inf
     random = np.random.default_rng(0)
     values = np.array([statistic(random.integers(samples, size=samples)) for _ in range(RESAMPLES)])
     values = values[~np.isnan(values)]
@@ -142,6 +145,8 @@ def samples_to_tell(value: float, interval: Interval, limit: float, samples: int
 
     None when the value is at the limit, or something is infinite: no number decides.
     """
+    if interval == (-math.inf, math.inf):
+        return LEAST_RESAMPLED
     distance = abs(value - limit)
     width = interval[1] - value if limit > value else value - interval[0]
     if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):

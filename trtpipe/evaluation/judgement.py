@@ -33,12 +33,14 @@ class Figure:
     """A metric's value; `rows` [S, ...] and what makes the value of any rows, where it can be resampled.
 
     each: whether a row is the metric of its sample, float [S]; NaN is then none.
+    shares: whether each is 1 or 0, so that the value is a share of the samples.
     """
 
     value: float
     rows: Array | None = None
     total: Callable[[Array], float] | None = None
     each: bool = False
+    shares: bool = False
 
     def without(self) -> Array:
         """Whether a sample has no number of its own, bool [S]; empty where no row is a sample's metric."""
@@ -64,17 +66,26 @@ class Figure:
         return replace(self, value=self.total(rows), rows=rows)
 
     def interval(self) -> intervals.Interval | None:
-        """Of the value, by resampling the samples."""
-        rows, total = self.rows, self.total
-        if rows is None or total is None:
+        """Of the value: exact of a share, else by resampling the samples."""
+        total = self.total
+        if self.rows is None or total is None:
             return None
+        rows = self.rows[~self.without()] if self.each else self.rows
+        if self.shares:
+            return intervals.binomial_interval(int(rows.sum()), len(rows))
         return intervals.bootstrap_interval(lambda chosen: total(rows[chosen]), len(rows))
 
     def interval_below(self, other: Figure, sign: int) -> intervals.Interval | None:
-        """Of sign * (this less the other), both resampled alike."""
+        """Of sign * (this less the other): the paired one of two shares, else both resampled alike."""
         a, b, of_a, of_b = self.rows, other.rows, self.total, other.total
         if a is None or b is None or of_a is None or of_b is None:
             return None
+        if self.each and other.each:
+            known = ~(self.without() | other.without())
+            a, b = a[known], b[known]
+        if self.shares and other.shares and len(a):
+            lost, won = int((sign * a > sign * b).sum()), int((sign * a < sign * b).sum())
+            return intervals.paired_interval(lost, won, len(a))
         return intervals.bootstrap_interval(lambda chosen: sign * less(of_a(a[chosen]), of_b(b[chosen])), len(a))
 
 
@@ -143,7 +154,10 @@ class Judge:
                 )
             return float(figure)
 
-        return Figure(of(array), array, of, each)
+        counts = each and (not self.built_in or self.function is STANDARD["top5"][0])  # the others measure
+        known = array[~np.isnan(array)] if counts else ()
+        shares = len(known) > 0 and bool(np.isin(known, (0, 1)).all())
+        return Figure(of(array), array, of, each, shares)
 
     def _require_rows(self, outputs: Mapping[str, Array], samples: int) -> None:
         named = [name for name in outputs if name in map(str, self.args.values())] or list(outputs)[:1]

@@ -91,7 +91,7 @@ def _recorded(
     parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
-    worst = largest = 0.0
+    worst, largest, labelled = 0.0, 0.0, False
     first: dict[str, Array] = {}
     first_count = 0
     at_first: tuple[torch.Tensor, ...] = ()
@@ -124,6 +124,7 @@ def _recorded(
                 largest, worst = reach(largest, plain), reach(worst, apart(plain, output))
             parts.append(batching.rows(arrays, count))
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
+        labelled |= batch.labels is not None
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
@@ -145,7 +146,7 @@ def _recorded(
     return Baseline(
         name,
         outputs_of_all,
-        every if (every >= 0).any() else None,
+        every if labelled else None,
         tuple(ids),
         (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
         tuple(mixed),

@@ -39,7 +39,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired
     from trtpipe.model.cells import spell_out_cells
     from trtpipe.model.factors import join_factors
-    from trtpipe.model.marks import take_off
+    from trtpipe.model.marks import holds_marks, take_off
     from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import fold_constants, fuse_conv_bn
     from trtpipe.model.sites import computes_with, find_sites
@@ -86,8 +86,10 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
     digest = graph_digest.exact(graph, loaded.weights_digest)
+    quantized = holds_marks(graph)
     notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))
-    return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
+    sites = find_sites(graph)
+    return Captured(graph, loaded.inputs, outputs, digest, *sites, notes, rounding=rounding, quantized=quantized)
 
 
 def _require_one_graph(graph: torch.fx.GraphModule) -> None:

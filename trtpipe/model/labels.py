@@ -320,7 +320,7 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
 
 def _number(text: str) -> float | None:
     try:
-        number = float(text)
+        number = float(text if "_" not in text else "")  # 1_0 is a number in Python alone
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -45,6 +45,11 @@ def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
     return found
 
 
+def holds_marks(graph: GraphModule) -> bool:
+    """Whether anything in a graph is marked, before its marks are taken off."""
+    return any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes)
+
+
 def take_off(graph: GraphModule, inputs: Sequence[str], computes_with: Callable[[Node, Node], bool]) -> tuple[str, ...]:
     """Remove the marks from a graph and keep them at the nodes that read what was marked; notes on what was dropped.
 

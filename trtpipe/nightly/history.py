@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.types import JsonObject
+from trtpipe.atomic import alone_in
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
@@ -60,9 +61,10 @@ class History:
         require_no_stream(path)
         with self._file_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.was_empty = path.exists() and not path.stat().st_size
-            self._db = open_database(path, LOCKED_S)
-            self._prepare()
+            with alone_in(path.parent):  # else one that another night is making would be empty
+                self.was_empty = path.exists() and not path.stat().st_size
+                self._db = open_database(path, LOCKED_S)
+                self._prepare()
 
     @contextlib.contextmanager
     def _file_errors(self) -> Iterator[None]:

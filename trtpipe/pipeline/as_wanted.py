@@ -69,11 +69,16 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
     from trtpipe.quantization.given import as_given, in_float
 
     data = job.calibration
+    if job.model.quantized and not captured.quantized:
+        raise InputError(
+            "model.quantized: must be left out for a network without fake quantizers that are on (got true). Remove it."
+        )
+    if job.model.factory is not None and captured.quantized and not job.model.quantized:
+        raise InputError(
+            "model.quantized: must be true for a network with fake quantizers (got false). Set it, and "
+            "precision.int8_mode, or give the network without them."
+        )
     if not is_marked(captured.graph):
-        if job.model.quantized:
-            raise InputError(
-                "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."
-            )
         if job.precision.calibrated and data is None:
             raise InputError(
                 "calibration: must be given for a model in which no operation reads Q/DQ (got none). Add "

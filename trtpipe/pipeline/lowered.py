@@ -18,7 +18,7 @@ class Lowered:
     Attributes:
         inputs, outputs: the bindings.
         weights_digest, graph_digest: of the loaded model and of its captured graph.
-        model_notes: notes of loading the model.
+        model_notes: notes of loading and capturing the model.
         layers, notes: the precision of each operation, and the notes of quantization.
         unmet: notes on what the job asks for and no operation has.
         table: the calibration table; None when nothing is calibrated.

@@ -180,7 +180,7 @@ def lowered_of(
         outputs=prepared.captured.outputs,
         weights_digest=prepared.loaded.weights_digest,
         graph_digest=prepared.captured.digest,
-        model_notes=prepared.loaded.notes,
+        model_notes=(*prepared.loaded.notes, *prepared.captured.notes),
         layers=quantized.layers,
         notes=quantized.notes,
         unmet=quantized.unmet,

@@ -47,7 +47,7 @@ class OnnxBinding:
 class OnnxFile:
     """A file that can be converted: its bindings, its nodes in the order of execution and its constants, in FP32.
 
-    `quantized`: the file has Q/DQ; its nodes then have marks. `cut`: this is a part of the file, whose outputs are
+    `quantized`: it has Q/DQ; nodes that read them have marks. `cut`: this is a part of the file, whose outputs are
     tensors from within it, or which does not need all of its inputs.
     """
 
@@ -78,6 +78,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
     cut = take_outputs(model, outputs)
     _require_known(model.graph, operators | {"QuantizeLinear", "DequantizeLinear"})
     fold_constants(model, operators)
+    quantized = any(node.op_type == "DequantizeLinear" for node in model.graph)
     marks, notes = take_qdq_off(model, any_scales=recalibrate)
     graph = model.graph
     version = model.opset_imports.get("", 0)
@@ -96,7 +97,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
         tuple(_binding(v) for v in graph.inputs if v.name not in constants),
         tuple(_binding(v) for v in graph.outputs),
         *with_linears(nodes, constants, {str(v.name) for v in graph.outputs}),
-        bool(marks),
+        quantized,
         cut,
         notes,
     )
