@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -26,15 +25,16 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
     def mode(name: str, make: Callable[[], Call], *notes: str, tf32: bool = False) -> Mode:
         return Mode(name, "cuda", lambda: ready(setup, make, tf32=tf32, notes=notes), cannot)
 
-    def moved(one: torch.nn.Module) -> torch.nn.Module:
-        return copy.deepcopy(one).to(device).eval()
-
     return (
-        mode("eager TF32", lambda: moved(module), tf32=True),
-        mode("eager FP16, channels last", lambda: _channels_last(moved(InHalf(module, half)))),
-        mode("eager FP16, CUDA graph", lambda: _recorded(moved(InHalf(module, half)), setup), _COPY),
-        mode("torch.compile FP16", lambda: compiled(moved(InHalf(module, half)))),
-        mode("torch.compile FP16, CUDA graphs", lambda: compiled(moved(InHalf(module, half)), cuda_graphs=True), _COPY),
+        mode("eager TF32", lambda: setup.moved(module), tf32=True),
+        mode("eager FP16, channels last", lambda: _channels_last(setup.moved(InHalf(module, half)))),
+        mode("eager FP16, CUDA graph", lambda: _recorded(setup.moved(InHalf(module, half)), setup), _COPY),
+        mode("torch.compile FP16", lambda: compiled(setup.moved(InHalf(module, half)))),
+        mode(
+            "torch.compile FP16, CUDA graphs",
+            lambda: compiled(setup.moved(InHalf(module, half)), cuda_graphs=True),
+            _COPY,
+        ),
     )
 
 

@@ -72,6 +72,10 @@ class ModeSetup:
     device: str
     calibration: Callable[[], Iterator[Mapping[str, Array]]]
 
+    def moved(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A copy of a module on the device, in eval mode."""
+        return copy.deepcopy(module).to(self.device).eval()
+
 
 def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode, ...]:
     """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None.
@@ -85,9 +89,6 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
     def mode(name: str, make: Callable[[], Call], cannot: str = "", within: Within = nullcontext) -> Mode:
         return Mode(name, device, lambda: ready(setup, make, within), cannot)
 
-    def moved(one: torch.nn.Module) -> torch.nn.Module:
-        return copy.deepcopy(one).to(device).eval()
-
     def autocast(dtype: torch.dtype) -> Within:
         return lambda: torch.autocast(device, dtype=dtype)
 
@@ -97,16 +98,16 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
     if not needs_torchao(torch.__version__):
         cpu_only = "PyTorch's own INT8 is measured with torchao, which PyTorch before 2.7 does without"
     return (
-        mode("eager FP32", lambda: moved(module)),
-        mode("eager FP16", lambda: moved(InHalf(module, half)), in_half),
-        mode("eager BF16", lambda: moved(InHalf(module, bfloat)), in_half),
-        mode("autocast FP16", lambda: moved(module), within=autocast(half)),
-        mode("autocast BF16", lambda: moved(module), within=autocast(bfloat)),
+        mode("eager FP32", lambda: setup.moved(module)),
+        mode("eager FP16", lambda: setup.moved(InHalf(module, half)), in_half),
+        mode("eager BF16", lambda: setup.moved(InHalf(module, bfloat)), in_half),
+        mode("autocast FP16", lambda: setup.moved(module), within=autocast(half)),
+        mode("autocast BF16", lambda: setup.moved(module), within=autocast(bfloat)),
         mode("TorchScript FP32", lambda: _as_script(script, setup), _NO_SCRIPT if script is None else ""),
-        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), setup), in_half),
-        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), setup), in_half),
-        mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
-        mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), in_half or compiler),
+        mode("TorchScript FP16", lambda: _traced(setup.moved(InHalf(module, half)), setup), in_half),
+        mode("TorchScript BF16", lambda: _traced(setup.moved(InHalf(module, bfloat)), setup), in_half),
+        mode("torch.compile FP32", lambda: compiled(setup.moved(module)), compiler),
+        mode("torch.compile BF16", lambda: compiled(setup.moved(InHalf(module, bfloat))), in_half or compiler),
         mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(setup), cpu_only),
     )
 
