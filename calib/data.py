@@ -348,4 +348,4 @@ def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
             arrays.stored(0)  # what it then holds of the file, its workers have too
         return arrays
     assert spec.factory is not None
-    return open_factory(spec.factory, inputs, spec.samples, spec.workers)
+    return open_factory(spec.factory, inputs, spec.samples, spec.workers, skip=spec.on_bad_sample == "skip")

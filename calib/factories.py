@@ -27,7 +27,7 @@ class Factory:
 
     classes: tuple[str, ...] | None = None
 
-    def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None) -> None:
+    def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None, *, skip: bool = False) -> None:
         self._path, self._inputs = path, tuple(inputs)
         with undone():
             self._make = import_callable(path, "factory")
@@ -57,7 +57,7 @@ class Factory:
                 if targets is not None and len(targets) == count:
                     labels = [int(t) for t in targets]
             if not labels:
-                labels = [self._split(i, self._item(i))[1] for i in range(count)]
+                labels = self._labels(count, skip)
         else:
             self._stream = self._iterator(made)
             while limit is None or len(labels) < limit:
@@ -78,6 +78,23 @@ class Factory:
         self.labels: tuple[int, ...] | None = (
             tuple(v for v in labels if v is not None) if labels and labels[0] is not None else None
         )
+
+    def _labels(self, count: int, skip: bool) -> list[int | None]:
+        """The label of each item of the sequence; with `skip`, one that cannot be had has none that is known."""
+        labels: list[int | None] = []
+        bad = []
+        for at in range(count):
+            try:
+                labels.append(self._split(at, self._item(at))[1])
+            except CalibError:  # it is left out when its sample is loaded
+                if not skip:
+                    raise
+                labels.append(None)
+                bad.append(at)
+        if any(label is not None for label in labels):
+            for at in bad:
+                labels[at] = -1
+        return labels
 
     def load(self, at: int) -> Sample:
         """The arrays of one sample."""
@@ -142,13 +159,17 @@ class Factory:
         return {name: to_array(where, item[name]) for name in names}, label
 
 
-def open_factory(path: str, inputs: Sequence[InputSpec], limit: int | None, workers: int) -> Factory:
+def open_factory(
+    path: str, inputs: Sequence[InputSpec], limit: int | None, workers: int, *, skip: bool = False
+) -> Factory:
     """The samples of the callable at `path`; of an iterable the first `limit` ones (all when None).
+
+    `skip`: items of a sequence that raise are samples without a label, which raise when they are loaded.
 
     Raises:
         CalibError: it cannot be imported, gives something else, or is an iterable and `workers` are asked for.
     """
-    factory = Factory(path, inputs, limit)
+    factory = Factory(path, inputs, limit, skip=skip)
     if workers and factory.sequential:
         raise CalibError(
             f"factory {path}: must give a sequence for worker processes to read by index (got an iterable, "

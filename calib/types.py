@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,3 +11,5 @@ import numpy as np
 Array = np.ndarray
 #: A JSON object as Python parses it; its reader checks keys and values.
 JsonObject = dict[str, Any]
+#: The same, held by what does not change it.
+JsonMapping = Mapping[str, Any]

@@ -52,6 +52,11 @@ class Cancelled(TrtpipeError):
     exit_code = ExitCode(130)
 
 
+def titled(module: str) -> str:
+    """A module's path as a message names it; the path of the model's own operations is empty."""
+    return module or "the model itself"
+
+
 def first_line(said: BaseException | str) -> str:
     """The first line of a text, or of what an error says, with the next where it ends in a colon; the name of its type
     where it says nothing."""

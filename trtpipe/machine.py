@@ -1,4 +1,4 @@
-"""What this machine has for processes: the cores that this one may use, and memory."""
+"""What this machine has for processes: the cores that this one may use, and memory; and how one ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import gc
 import mmap
 import os
+import signal
 from pathlib import Path
 
 #: Bytes by which a process may grow before it returns what it does not use.
@@ -15,6 +16,11 @@ MUCH = 64 << 20
 def usable_cores() -> int:
     """The cores that this process may run on; all that there are where the system cannot say. At least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def how_ended(code: int) -> str:
+    """What ended a process, by its exit code, which is negative for a signal: `SIGKILL`, or `exit code 3`."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def available_bytes() -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from calib.types import Array, JsonObject
+from calib.types import Array, JsonMapping
 from trtpipe.figures import beside, exact, span
 from trtpipe.notebook import table_html
 
@@ -298,7 +298,7 @@ class Engine:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graph: OnnxModel | None
-    options: JsonObject = field(default_factory=dict)
+    options: JsonMapping = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
     minimum_compute_capability: str | None = None

@@ -53,6 +53,17 @@ def fickle():
     calls.append(1)
     for i in range(3 if len(calls) == 1 else 1): yield np.full(2, i, np.float32)
 def loader(): return torch.utils.data.DataLoader(arrays(), batch_size=2)
+class Torn:
+    labels = True
+    def __len__(self): return 6
+    def __getitem__(self, i):
+        if i == 2: raise FileNotFoundError("part 2")
+        if i == 4: return None
+        return (np.full(2, i, np.float32), i % 2) if self.labels else np.full(2, i, np.float32)
+class TornUnlabelled(Torn):
+    labels = False
+class AllTorn(Torn):
+    def __getitem__(self, i): raise ValueError(i)
 def nothing(): return []
 def number(): return 7
 def triple(): return [(1, 2, 3)]
@@ -111,6 +122,22 @@ def test_a_torch_dataset_by_workers():
     source = opened("Dataset", workers=1)
     assert sorted(values(source)) == [0, 1, 2]
     assert sorted(source.labels.tolist()) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("path", "labels"), [("Torn", [0, 1, 1, 1]), ("TornUnlabelled", None)])
+def test_an_item_that_cannot_be_had_is_a_bad_sample(path, labels):
+    with pytest.raises(
+        CalibError, match=r"^factory: factories_under_test:Torn\w*\[2\] raised FileNotFoundError: part 2"
+    ):
+        opened(path)
+    for workers in (0, 1):
+        source = opened(path, on_bad_sample="skip", workers=workers)
+        assert sorted(values(source)) == [0, 1, 3, 5]
+        assert (None if labels is None else sorted(source.labels.tolist())) == labels
+        assert len(source.skipped) == 2
+        assert [f"[{at}]" in " ".join(source.skipped) for at in range(6)] == [at in (2, 4) for at in range(6)]
+    with pytest.raises(CalibError, match=r"no sample could be used \(got 6 bad ones\)"):
+        opened("AllTorn", on_bad_sample="skip")
 
 
 def test_an_iterable_is_used_in_its_order_and_again():

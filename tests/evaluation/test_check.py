@@ -297,7 +297,7 @@ def test_a_verdict_says_how_sure_it_is() -> None:
     )
     assert re.search(r"; about \d+ would settle it\)$", lines[0])
     at = doubtful((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10, limits)[0]
-    few = doubtful((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10, limits, labelled=3)[0]
+    few = doubtful((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10, limits, {"accuracy_drop": 3})[0]
     assert "and 3 samples are too few" in few
     assert "0.1 meets the limit 0.1" in at
     assert "no number of samples would settle it" in at

@@ -16,7 +16,13 @@ from scipy import stats
 
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import measure
-from trtpipe.evaluation.intervals import LEAST_RESAMPLED, binomial_interval, bootstrap_interval, paired_interval
+from trtpipe.evaluation.intervals import (
+    ALL_NUMBERS,
+    LEAST_RESAMPLED,
+    binomial_interval,
+    bootstrap_interval,
+    paired_interval,
+)
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
@@ -161,7 +167,36 @@ def test_the_bootstrap_is_scipys() -> None:
     assert ours == bootstrap_interval(lambda chosen: float((a[chosen] - b[chosen]).mean()), 60)
     assert bootstrap_interval(lambda chosen: 1.0, LEAST_RESAMPLED - 1) == (-math.inf, math.inf)
     assert bootstrap_interval(lambda chosen: 1.0, LEAST_RESAMPLED) == (1.0, 1.0)
-    assert bootstrap_interval(lambda chosen: math.nan, LEAST_RESAMPLED) is None
+    assert bootstrap_interval(lambda chosen: math.nan, LEAST_RESAMPLED) == ALL_NUMBERS
+
+
+def recall(right: Any, defects: int) -> Any:
+    """The share of defects that were found, over rows of both: none in a draw without a defect."""
+    return lambda outputs, labels, ids: (
+        np.stack([right(outputs), np.arange(len(ids)) < defects], 1).astype(float),
+        lambda rows: (rows[:, 0] * rows[:, 1]).sum() / rows[:, 1].sum() if rows[:, 1].any() else math.nan,
+    )
+
+
+@pytest.mark.parametrize(("defects", "passed"), [(1, False), (3, False), (40, True)])
+def test_a_figure_of_a_few_samples_among_many_is_not_sure(
+    defects: int, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws without any of them have no number: leaving those out made the interval one of no width."""
+    ids, ones = tuple(map(str, range(300))), {"y": np.ones((300, 1))}
+    own = judge("m", named(recall(lambda outputs: outputs["y"][:, 0] > 0, defects), monkeypatch), labelled=False)
+    limits = Limits(confident=True, metrics={"m": MetricLimits(min=0.9, drop_max=0.1)})
+    figures = [judged(m, limits) for m in Judgement((own,), None, ids, ones).measure(ones)[0]]
+    assert [m.passed for m in figures if m.name in ("m_engine", "m_drop")] == [passed, passed]
+    half = {"y": np.where(np.arange(300) % 2, 1.0, np.nan)[:, None]}
+    each = judge("m", named(lambda outputs, labels, ids: outputs["y"][:, 0], monkeypatch), labelled=False)
+    some = Judgement((each,), None, ids, half)
+    assert some.counted == {"m_engine": 150, "m_drop": 150}
+    sharp = Limits(metrics={"m": MetricLimits(drop_max=0.001)})
+    (line,) = doubtful([judged(m, sharp) for m in some.measure(half)[0]], 300, sharp, some.counted)
+    assert line.endswith(
+        "150 samples are too few to be sure of it (95 % interval -0.02497 to 0.02497; about 3838 would settle it)"
+    )
 
 
 def test_a_metric_of_ones_and_zeros_is_a_share_with_the_exact_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +235,7 @@ def test_of_a_few_samples_no_figure_is_sure(monkeypatch: pytest.MonkeyPatch) -> 
         said = doubtful([replace(engine, passed=None)], samples, limits)
         assert said == (() if passed else (
             f"y.m_engine: {engine.value:.4g} meets the limit 1, and {samples} samples are too few to be sure of it "
-            "(95 % interval unknown; about 10 would settle it)",
+            "(95 % interval unknown; it takes 10 that count, or more)",
         ))  # fmt: skip
 
 

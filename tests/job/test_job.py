@@ -145,10 +145,11 @@ BROKEN = [
       "Use calibration.arrays or calibration.factory.",
       "job.yaml:21: check.images: must feed exactly one input (got image, mask). Use check.arrays or check.factory."]),
     ([("  logits: {dtype: float32}", "  image: {dtype: float32}")],
-     ["job.yaml:9: outputs.image: must have a name that no input has (got 'image')."]),
+     ["job.yaml:9: outputs.image: must have a name that no input has (got 'image'). Name the input otherwise: where the "
+      "model names its outputs itself (a dict), theirs are given."]),
     ([("  image: {dtype", "  past.k: {dtype"), ("  logits: {dtype: float32}", "  past.k: {dtype: float32}")],
-     ["job.yaml:9: outputs.past.k: must have a name that no input has (got 'past.k'). Name the input otherwise: an "
-      "output's name is its path in what the model returns."]),
+     ["job.yaml:9: outputs.past.k: must have a name that no input has (got 'past.k'). Name the input otherwise: where "
+      "the model names its outputs itself (a dict), theirs are given."]),
     # normalize
     ([("std: [0.5]", "std: [0.5, 0.5]")],
      ["job.yaml:15: calibration.transform.normalize: must have as many std as mean (got 1 mean, 2 std)."]),

@@ -175,6 +175,26 @@ def test_set_is_laid_over_every_job(tmp_path):
     assert [j.check.seed for j in load_jobs(path, ["check.seed=5"])] == [5, 5]
 
 
+@pytest.mark.parametrize(
+    ("override", "axis"),
+    [("build.target=onnxruntime", "target"), ("build={target: onnxruntime}", "target"),
+     ("precision.int8_mode=false", "precision"), ("precision={fp16_mode: true}", "precision")],
+)  # fmt: skip
+def test_what_an_axis_sets_is_not_overridden(tmp_path, override, axis):
+    """The jobs' names would say what they are not: `a-int8` in FP32."""
+    path = write(tmp_path, "name: a-{precision}\nmatrix:\n  precision: [fp32, fp16]\n  target: [onnxruntime]\n")
+    if "int8" in override:
+        path = write(tmp_path, "name: a-{precision}\nmatrix:\n  precision: [fp16, int8]\n  target: [onnxruntime]\n")
+    with pytest.raises(JobErrors) as caught:
+        load_jobs(path, [override])
+    key = override.partition("=")[0]
+    assert str(caught.value).startswith(
+        f"--set: {key}: must be left to the matrix, whose axis {axis} sets it (got '{override}'). The names of its jobs "
+        f"say {{{axis}}}: edit the file."
+    )
+    assert len(load_jobs(path, ["check.seed=5"])) == 2
+
+
 def test_a_matrix_is_not_one_job(tmp_path):
     path = write(tmp_path, "name: a\nmatrix:\n  precision: [fp32, fp16]\n")
     with pytest.raises(JobErrors) as caught:

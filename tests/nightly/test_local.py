@@ -1,7 +1,9 @@
 import errno
 import io
 import multiprocessing
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +25,8 @@ JOB = Job.model_validate(
         "check": {"arrays": "x.npz"},
     }
 )
-CPU, CPU1, GPU = Slot("cpu0", 1), Slot("cpu1", 1), Slot("gpu0", 1, 0)
+NOWHERE = Path(os.devnull)
+CPU, CPU1, GPU = Slot("cpu0", 1, None, NOWHERE), Slot("cpu1", 1, None, NOWHERE), Slot("gpu0", 1, 0, NOWHERE)
 
 
 def task(name, target="onnxruntime", weights="w"):

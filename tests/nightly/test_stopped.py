@@ -182,7 +182,7 @@ def test_the_only_job_of_a_night_is_stopped(workers, place, number, tmp_path):
 @pytest.mark.parametrize("model", [False, True])
 def test_a_worker_that_begins_is_not_interrupted_with_its_night(tmp_path, capfd, model):
     """Ctrl-C reaches the whole process group; what a worker imports takes seconds, and it printed a traceback."""
-    with Pool([Slot("w", 1, log=tmp_path / "log")]) as pool:
+    with Pool([Slot("w", 1, None, tmp_path / "log")]) as pool:
         (worker,) = pool._workers
         worker.begin(model=model)
         began = time.monotonic()

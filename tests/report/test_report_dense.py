@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from calib.types import Array
-from trtpipe.report.comparison import gallery
+from trtpipe.report.comparison import galleries, gallery
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import COLOURS, is_dense, pictures
 
@@ -92,6 +92,16 @@ def test_the_gallery_has_the_worst_samples_first_with_their_pictures() -> None:
     assert found is not None
     assert [s.id for s in found.shown[:2]] == ["d", "b"]
     assert all(len(s.pictures) == 3 for s in found.shown)
+    beside = ComparedOutputs(
+        {"scores": reference[:, :, 0, 0], "y": reference, "same": reference, **{f"z{i}": reference for i in range(3)}},
+        {"scores": reference[:, :, 0, 0], "y": outputs, "same": reference, **{f"z{i}": reference for i in range(3)}},
+        tuple("abcde"),
+    )
+    shown, more = galleries(beside, None)
+    assert [g.output for g in shown] == ["scores", "y", "same", "z0"]
+    assert [bool(g.shown[0].pictures) for g in shown] == [False, True, True, True]
+    assert [s.id for s in shown[1].shown[:2]] == ["d", "b"]
+    assert more == ("z1", "z2")
     flat = reference.reshape(5, -1)[:, :1]
     few = gallery(ComparedOutputs({"y": flat}, {"y": flat}, tuple("abcde")), None)
     assert few is None or not few.shown[0].pictures

@@ -76,6 +76,9 @@ REFUSED = [
      ["build.profiles: at most one profile can be calibrated (got 2). Use quantization explicit."]),
     ({"quantization": "implicit"}, Precision(int8_mode=True, keep=KeepGlobs(fp16=("a", "b"))), TEN,
      ["precision.keep: must be empty with build.quantization implicit (got a, b). Use explicit, or keep nothing."]),
+    ({"quantization": "implicit"}, Precision(int8_mode=True, fp16_mode=True, placement="all"), TEN,
+     ["precision.placement: must be auto with build.quantization implicit, where TensorRT places INT8 (got all). Use "
+      "explicit, or leave it out."]),
     ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
      ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),
     ({}, Precision(bf16_mode=True), OLD,

@@ -17,7 +17,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.types import JsonObject
+from calib.types import JsonMapping
 from trtpipe.cli import console
 from trtpipe.cli.supervised import early_end
 from trtpipe.errors import BUG, SUCCESS, Cancelled, ExitCode, user_error
@@ -34,7 +34,7 @@ class Result:
     """What a command says of one job: its exit code, its object for `--json`, and the text for everybody else."""
 
     code: ExitCode
-    json: JsonObject
+    json: JsonMapping
     text: str = ""
 
 

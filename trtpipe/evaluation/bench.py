@@ -18,6 +18,8 @@ from trtpipe.progress import Progress
 
 #: Runs of each mode that are thrown away, and the fewest that a percentile is read off.
 WARM_UP, FEWEST = 5, 10
+#: The mode that all others are compared with.
+REFERENCE = "eager FP32"
 #: Of the latencies of a mode or an engine: what is reported as p50 (the median), p90 and p99.
 LATENCY_PERCENTILES = (50, 90, 99)
 #: Between two modes the threads of the first come to rest: ONNX Runtime's spin for a while.

@@ -125,9 +125,10 @@ def check_engine(
     measured, more = measure(data.reference, outputs, data.labels, limits, data.batching.unranked, data.judgement)
     problems += more
     unsure = [m for m in measured if m.passed is False and not misses(m, limits)]
-    labelled = None if data.labels is None else int((data.labels >= 0).sum())
+    labelled = {} if data.labels is None else {"accuracy_drop": int((data.labels >= 0).sum())}
+    counted = {**labelled, **data.judgement.counted}
     sure = [m for m in measured if m not in unsure]
-    notes = [*doubtful(sure, data.samples, limits, labelled), *_without_the_labels(data)]
+    notes = [*doubtful(sure, data.samples, limits, counted), *_without_the_labels(data)]
     if require == "engine" and executed != "engine":
         problems.append(NO_ENGINE_RAN)
     if damaged is not None:
@@ -152,7 +153,7 @@ def check_engine(
         "(drop_max), or see check.labels"
         for name, before in missed_by_both(measured, limits).items()
     ]
-    asked = doubtful(unsure, data.samples, limits, labelled)
+    asked = doubtful(unsure, data.samples, limits, counted)
     problems += [f"{line}. check.limits.confident asks for that" for line in asked]
     passed = not problems and all(m.passed is not False for m in measured)
     return CheckReport(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from calib.algorithms import INT8_MAX
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, titled
 from trtpipe.model.export import export
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.model.products import MATMULS
@@ -261,7 +261,7 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
         loaded = _without_weights_of(loaded, [module_path(r) for r in readers])
         reader, more = readers[-1], f" and {len(readers) - 1} more" if len(readers) > 1 else ""
     graph.recompile()
-    tensor = f"{module_path(reader) or 'the model'}/{op_name(reader)}{more}"
+    tensor = f"{titled(module_path(reader))}/{op_name(reader)}{more}"
     return replace(quantized, program=export(graph, quantized.inputs)), loaded, tensor, how
 
 

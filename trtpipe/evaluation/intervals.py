@@ -37,6 +37,8 @@ Interval = tuple[float, float]
 RESAMPLES = 1000
 #: Samples of which it takes no fewer.
 LEAST_RESAMPLED = 10
+#: Where samples say nothing.
+ALL_NUMBERS: Interval = -math.inf, math.inf
 
 
 def binomial_interval(successes: int, samples: int) -> Interval:
@@ -97,20 +99,20 @@ def _solve(b: int, c: int, n: int, z: float) -> float:
     return max(-1.0, min(1.0, at))
 
 
-def bootstrap_interval(statistic: Callable[[Array], float], samples: int) -> Interval | None:
+def bootstrap_interval(statistic: Callable[[Array], float], samples: int) -> Interval:
     """Percentiles of a statistic over samples drawn anew, with replacement; the same ones each time.
 
     Args:
-        statistic: a number for the samples at the places int64 [samples]; NaN does not count.
-        samples: how many there are; of fewer than `LEAST_RESAMPLED` it is minus to plus infinity.
+        statistic: a number for the samples at the places int64 [samples].
+        samples: how many there are. Of fewer than `LEAST_RESAMPLED` it is all numbers, and so it is where some draw
+            has no number (NaN): of so many samples one in `RESAMPLES` draws would have one that counts.
     """
     if samples < LEAST_RESAMPLED:
-        return -math.inf, math.inf
+        return ALL_NUMBERS
     random = np.random.default_rng(0)
     values = np.array([statistic(random.integers(samples, size=samples)) for _ in range(RESAMPLES)])
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return None
+    if np.isnan(values).any():
+        return ALL_NUMBERS
     # Between two infinities NumPy's interpolation has no value.
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="closest_observation")
     return float(low), float(high)
@@ -145,8 +147,6 @@ def samples_to_tell(value: float, interval: Interval, limit: float, samples: int
 
     None when the value is at the limit, or something is infinite: no number decides.
     """
-    if interval == (-math.inf, math.inf):
-        return LEAST_RESAMPLED
     distance = abs(value - limit)
     width = interval[1] - value if limit > value else value - interval[0]
     if distance == 0 or not math.isfinite(distance) or not math.isfinite(width):

@@ -199,6 +199,12 @@ class Judgement:
             made.append((judge, output, labels, judge.figure(self.reference, labels, self.ids)))
         return tuple(made)
 
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """How many samples a metric's figures are of, by their names, where each sample has a number or none."""
+        each = {j.name: int((~before.without()).sum()) for j, _, _, before in self._baseline if before.each}
+        return {name + suffix: n for name, n in each.items() for suffix in (ENGINE_SUFFIX, DROP_SUFFIX)}
+
     def require_figures(self) -> None:
         """Raise InputError where a metric of the baseline cannot be made, or is NaN."""
         if names := [judge.name for judge, _, _, before in self._baseline if math.isnan(before.value)]:
@@ -267,7 +273,8 @@ class Judgement:
             return None
         other = judge.figure(self.reference, moved, self.ids)
         interval = before.interval_below(other, 1)
-        low = less(before.value, other.value) if interval is None else interval[0]
+        known = interval is not None and interval != intervals.ALL_NUMBERS
+        low = interval[0] if interval is not None and known else less(before.value, other.value)
         return other.value if low <= 0 and before.value < (1 + other.value) / 2 else None
 
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:

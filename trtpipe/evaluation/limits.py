@@ -111,14 +111,16 @@ def missed_by_both(measured: Iterable[Metric], limits: Limits) -> dict[str, Metr
     return found
 
 
-def doubtful(measured: Sequence[Metric], samples: int, limits: Limits, labelled: int | None = None) -> tuple[str, ...]:
+def doubtful(
+    measured: Sequence[Metric], samples: int, limits: Limits, counted: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
     """A line for each limit whose verdict another sample of the same data might turn round.
 
     Args:
         measured: judged figures.
         samples: how many they are of.
         limits: the job's.
-        labelled: how many of the samples have a class, which accuracies are of; None for all.
+        counted: how many of the samples a figure is of, by its name; None, or no entry, for all.
     """
     better = {b.metric: b.larger_is_better for b in bounds(limits)}
     lines = []
@@ -126,12 +128,14 @@ def doubtful(measured: Sequence[Metric], samples: int, limits: Limits, labelled:
         if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):
             continue
         meets = m.value >= m.limit if better[m.name] else m.value <= m.limit
-        counted = labelled if m.name == "accuracy_drop" and labelled is not None else samples
-        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, counted)
+        number = (counted or {}).get(m.name, samples)
+        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, number)
         more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
+        if m.interval == intervals.ALL_NUMBERS:
+            more = f"it takes {intervals.LEAST_RESAMPLED} that count, or more"
         lines.append(
             f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
-            f"{m.limit_text}, and {counted} samples are too few to be sure of it (95 % interval {m.interval_text}; "
+            f"{m.limit_text}, and {number} samples are too few to be sure of it (95 % interval {m.interval_text}; "
             f"{more})"
         )
     return tuple(lines)

@@ -18,7 +18,7 @@ import torch
 
 from calib.types import Array
 from trtpipe.errors import MissingError
-from trtpipe.evaluation.bench import Mode, Ready
+from trtpipe.evaluation.bench import REFERENCE, Mode, Ready
 from trtpipe.model.computing import tf32_allowed
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.model.torch_versions import graph_module, needs_torchao
@@ -98,7 +98,7 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
     if not needs_torchao(torch.__version__):
         cpu_only = "PyTorch's own INT8 is measured with torchao, which PyTorch before 2.7 does without"
     return (
-        mode("eager FP32", lambda: setup.moved(module)),
+        mode(REFERENCE, lambda: setup.moved(module)),
         mode("eager FP16", lambda: setup.moved(InHalf(module, half)), in_half),
         mode("eager BF16", lambda: setup.moved(InHalf(module, bfloat)), in_half),
         mode("autocast FP16", lambda: setup.moved(module), within=autocast(half)),

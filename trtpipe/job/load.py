@@ -225,6 +225,11 @@ class JobFile:
             what = violation("be left to the file, which makes its jobs of it", shown(override), "Edit the file.")
             self._problems.append(Problem(None, None, None, key, what))
             return
+        if self.cell is not None and (axis := matrix.setting(path, self.cell.sets)):
+            hint = f"The names of its jobs say {{{axis}}}: edit the file."
+            what = violation(f"be left to the matrix, whose axis {axis} sets it", shown(override), hint)
+            self._problems.append(Problem(None, None, None, key, what))
+            return
         if not text.strip():
             what = violation("have a value", "nothing", "Write null where it may be left out.")
             self._problems.append(Problem(None, None, None, key, what))

@@ -59,10 +59,14 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: `labels` by axis, and the document of its job, in which every value keeps its place."""
+    """One combination: `labels` by axis, and the document of its job, in which every value keeps its place.
+
+    `sets`: the paths that any value of an axis sets, by axis.
+    """
 
     labels: Mapping[str, str]
     document: Document
+    sets: Mapping[str, frozenset[KeyPath]]
 
     def __str__(self) -> str:
         return _say(self.labels)
@@ -95,11 +99,17 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[KeyPath, s
     axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
     if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
         problems.append(((MATRIX_KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
-    _check_apart(axes, problems)
+    written = {
+        axis: frozenset(path for value in values for path in _leaves(value.value, path_of(axis)))
+        for axis, values in axes.items()
+    }
+    _check_apart(written, problems)
     _check_name(document.data.get("name"), axes, problems)
     if problems:
         return (), tuple(problems)
-    cells = [_cell(document, dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*axes.values())]
+    cells = [
+        _cell(document, dict(zip(axes, chosen, strict=True)), written) for chosen in itertools.product(*axes.values())
+    ]
     seen: dict[str, Mapping[str, str]] = {}
     for cell in cells:
         name = str(cell.document.data.get("name"))
@@ -154,17 +164,21 @@ def _axis(name: str, values: object, document: Document, problems: _Problems) ->
     return tuple(cells)
 
 
-def _check_apart(axes: Mapping[str, tuple[_Value, ...]], problems: _Problems) -> None:
+def setting(path: KeyPath, written: Mapping[str, frozenset[KeyPath]]) -> str | None:
+    """The first axis that sets what is at `path`, a part of it, or what it is a part of."""
+    axes = (a for a, paths in written.items() if any(path[: len(p)] == p or p[: len(path)] == path for p in paths))
+    return next(axes, None)
+
+
+def _check_apart(written: Mapping[str, frozenset[KeyPath]], problems: _Problems) -> None:
     """Refuse axes that set one key: the later would hide the earlier, whose label would be in the name."""
-    written = {
-        axis: {path for value in values for path in _leaves(value.value, path_of(axis))}
-        for axis, values in axes.items()
-    }
-    for one, other in itertools.combinations(axes, 2):
+    for one, other in itertools.combinations(written, 2):
         for path in sorted(written[other]):
-            if any(path[: len(p)] == p or p[: len(path)] == path for p in written[one]):
+            if setting(path, {one: written[one]}):
                 must = f"set other keys than {MATRIX_KEY}.{one}"
-                problems.append(((MATRIX_KEY, other), violation(must, ".".join(path), "Take one of the two axes out.")))
+                problems.append(
+                    ((MATRIX_KEY, other), violation(must, ".".join(map(str, path)), "Take one of the two axes out."))
+                )
                 break
 
 
@@ -183,7 +197,7 @@ def _check_name(name: object, axes: Mapping[str, object], problems: _Problems) -
             problems.append((("name",), violation(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
 
 
-def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
+def _cell(document: Document, chosen: Mapping[str, _Value], sets: Mapping[str, frozenset[KeyPath]]) -> Cell:
     labels = {axis: value.label for axis, value in chosen.items()}
     data = {k: v for k, v in document.data.items() if k != MATRIX_KEY}
     keys, values, texts = dict(document.keys), dict(document.values), dict(document.texts)
@@ -196,7 +210,7 @@ def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
             keys.setdefault(written, keys.get(path, Place(1, 1)))
     if isinstance(data.get("name"), str):
         data["name"] = _named(data["name"], labels)
-    return Cell(labels, Document(data, keys, values, texts))
+    return Cell(labels, Document(data, keys, values, texts), sets)
 
 
 def _lay(data: JsonObject, path: tuple[str, ...], value: object) -> None:

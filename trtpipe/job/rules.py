@@ -127,8 +127,7 @@ def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
 def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in outputs:
         if name in inputs:
-            path = "Name the input otherwise: an output's name is its path in what the model returns."
-            hint = path if "." in name else ""
+            hint = "Name the input otherwise: where the model names its outputs itself (a dict), theirs are given."
             yield Broken(("outputs", name), "have a name that no input has", repr(name), hint)
 
 

@@ -232,6 +232,11 @@ class Precision(Section):
         return next((f"{name}_mode" for name in self.modes), "weights")
 
     @property
+    def half(self) -> Literal["fp16", "bf16"] | None:
+        """The type of 16 bits that is on."""
+        return "fp16" if self.fp16_mode else "bf16" if self.bf16_mode else None
+
+    @property
     def four_bits(self) -> bool:
         """Whether weights are in formats of 4 bits, which are fitted to calibration samples."""
         return self.nvfp4_mode or self.weights is not None

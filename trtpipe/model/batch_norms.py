@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, titled
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def require_settled(graph: torch.fx.GraphModule) -> None:
     for node in calls(graph.graph):
         if op_name(node) == "_native_batch_norm_legit_functional" and node.args[5]:
             raise BuildError(
-                f"capture: {module_path(node) or 'the model'} is a norm in training mode, whose running statistics "
+                f"capture: {titled(module_path(node))} is a norm in training mode, whose running statistics "
                 "change with each call. Leave it in eval mode, or make it with track_running_stats=False."
             )
 

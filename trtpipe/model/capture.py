@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, titled
 from trtpipe.model.adaptive import spell_out_adaptive_pools
 from trtpipe.model.bags import spell_out_embedding_bags
 from trtpipe.model.einsum import spell_out_einsums
@@ -32,7 +32,6 @@ def capture(loaded: LoadedModel) -> Captured:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
         InputError: the model's own code raised, or it draws random numbers.
     """
-    import torch
 
     from trtpipe.model import graph_digest
     from trtpipe.model.attention import spell_out_attention
@@ -58,7 +57,7 @@ def capture(loaded: LoadedModel) -> Captured:
     require_settled(graph)
     widening, rounding = widened(graph)
     fold_constants(graph)
-    if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
+    if holds_marks(graph):
         spell_out_batch_norms(graph, calls(graph.graph))
     else:
         spell_out_batch_norms(graph, unpaired(graph))
@@ -125,7 +124,7 @@ def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:
     from trtpipe.model.quantizers import quantizing
 
     if (node := next(quantizing(graph), None)) is not None:
-        raise BuildError(f"capture: {module_path(node) or 'the model'} {quantizes_in_forward(source_line(node))}")
+        raise BuildError(f"capture: {titled(module_path(node))} {quantizes_in_forward(source_line(node))}")
 
 
 def _require_no_writes(graph: torch.fx.GraphModule) -> None:
@@ -157,7 +156,7 @@ def _require_no_projections(graph: torch.fx.GraphModule) -> None:
         hidden, cell = (state.meta["val"].shape[-1] for state in states)
         if hidden != cell:
             raise BuildError(
-                f"capture: {module_path(node) or 'the model'} is an LSTM with proj_size {hidden}, which no engine has. "
+                f"capture: {titled(module_path(node))} is an LSTM with proj_size {hidden}, which no engine has. "
                 "Train it without proj_size, or write its steps as a Python loop of linears, sigmoids and tanhs."
             )
 

@@ -33,6 +33,11 @@ _TOLERANCE = 1e-4
 _CUDNN = (False, True, True, False)
 
 
+def cpu_asked() -> bool:
+    """Whether PyTorch is to compute on the CPU also where there is a GPU."""
+    return os.environ.get(VARIABLE) == CPU
+
+
 def wanted_device() -> str:
     """ "cuda:0" where PyTorch sees a GPU, unless TRTPIPE_DEVICE is cpu; else "cpu".
 
@@ -45,7 +50,7 @@ def wanted_device() -> str:
     name = os.environ.get(VARIABLE, "")
     if name not in ("", "cpu", "cuda"):
         raise InputError(f"{VARIABLE}: must be cpu or cuda (got {name!r}). Unset it for the GPU where there is one.")
-    if name == "cpu":
+    if cpu_asked():
         return CPU
     if torch.cuda.is_available():
         return CUDA

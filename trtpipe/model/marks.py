@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, titled
 from trtpipe.model.nodes import is_constant, module_path, op_name
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ def take_off(graph: GraphModule, inputs: Sequence[str], computes_with: Callable[
 
 def _title(node: Node) -> str:
     """What computes a tensor, as a message names it."""
-    return f"{module_path(node) or 'outside any module'} ({op_name(node)})"
+    return f"{titled(module_path(node))} ({op_name(node)})"
 
 
 def marks_of(node: Node) -> Mapping[str, Mark]:

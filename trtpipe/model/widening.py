@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtpipe.errors import titled
 from trtpipe.model.nodes import HALVES, calls, constant_value, is_constant, module_path, set_constant, source_line
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
     first = narrow[0]
     name = str(_dtype(first)).removeprefix("torch.")
     note = (
-        f"the model computes in {name} (first: {module_path(first) or 'the model itself'}, {source_line(first)}): its "
+        f"the model computes in {name} (first: {titled(module_path(first))}, {source_line(first)}): its "
         "graph computes in FP32, and the job's precision decides what is narrower"
     )
     return (note,), rounding

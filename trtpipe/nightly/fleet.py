@@ -25,6 +25,7 @@ from trtpipe.errors import BuildError, MissingError, TrtpipeError, user_error
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
+from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.outcome import THERE
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
@@ -220,7 +221,7 @@ class Fleet:
                 KitTask(t.name, t.file, t.key, scratch, t.cache, job=t.job, diagnose_seconds=t.diagnose_seconds)
                 for t in tasks
             ]
-            logs = Path(tasks[0].out) / ".nightly"
+            logs = Path(tasks[0].out) / LOGS
             Local(None, None, driver.probe(), logs).run(making, watcher, send)
 
     def _send(self, task: Task, wanted: frozenset[str], kit: Mapping[str, bytes] | None = None) -> _Sent:

@@ -25,7 +25,7 @@ from trtpipe.nightly.pool import RETRIES, Pool, Slot
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
-from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.digests import DIGESTS, Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
@@ -61,7 +61,7 @@ class JobsOfWorker:
 
     def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int) -> None:
         self.name, self.announces, self.cache = name, tuple(announces), cache
-        with Digests(cache / "digests.sqlite") as digests:
+        with Digests(cache / DIGESTS) as digests:
             self.machine: Machine = this_machine(digests)
         self._slot = Slot("job", threads, None, cache / f"{name}.log")
         self._pool = Pool([self._slot])

@@ -12,9 +12,13 @@ from trtpipe.bundle.format import Sign
 from trtpipe.job.job import Job
 from trtpipe.nightly.regressions import LIMITS, Limit
 from trtpipe.nightly.task import BuildTask, RepeatTask, Task
+from trtpipe.pipeline.cache.databases import JOURNALS
 from trtpipe.pipeline.cache.keys import Ingredients
 from trtpipe.pipeline.cache.store import DEFAULT_LIMIT_BYTES
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
+
+#: What a night writes beside its bundles: its report, as JSON, text and a page, and a folder of its workers' output.
+JSON_REPORT, TEXT_REPORT, PAGE, LOGS = "nightly.json", "nightly.txt", "nightly.html", ".nightly"
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,6 @@ class Unwatched:
 
 def own_files(options: Options) -> frozenset[Path]:
     """What a night writes beside its bundles: the report and the history, with SQLite's files beside it."""
-    reports = [options.out / f"nightly.{suffix}" for suffix in ("json", "txt", "html")]
-    history = [options.history.with_name(options.history.name + end) for end in ("", "-journal", "-wal", "-shm")]
+    reports = [options.out / name for name in (JSON_REPORT, TEXT_REPORT, PAGE)]
+    history = [options.history.with_name(options.history.name + end) for end in ("", *JOURNALS, "-shm")]
     return frozenset([*reports, *history])

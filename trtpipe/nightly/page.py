@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from trtpipe.errors import FAILED, SUCCESS, first_line
 from trtpipe.evaluation.limits import worst
+from trtpipe.nightly.options import PAGE
 from trtpipe.nightly.outcome import OUTCOMES, THERE, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
@@ -89,7 +90,7 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
     rows.sort(key=lambda r: (ORDER.index(r.word), r.job.name))
     counts = [(word, sum(r.job.outcome == word for r in rows)) for word in OUTCOMES]
     return page(
-        "nightly.html",
+        PAGE,  # its template has its name
         report=report,
         rows=rows,
         failed=report.exit_code != SUCCESS,

@@ -43,8 +43,8 @@ class Slot:
 
     name: str
     threads: int
-    gpu: int | None = None
-    log: Path | None = None
+    gpu: int | None
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _serve(
     cancel: CancelFlag,
     threads: int,
     gpu: int | None,
-    log: Path | None,
+    log: Path,
     environment: dict[str, str],
 ) -> None:
     """The worker's loop: take a job from the pipe, run it, send its outcome back.
@@ -217,8 +217,7 @@ def _serve(
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
         os.environ[driver.VISIBLE] = driver.visible(gpu, "workers")
-    if log is not None:
-        _write_to(log)
+    _write_to(log)
     memory = Memory()
     while (raw := pipe.recv()) is not None:
         task = task_from_plain(raw)

@@ -24,7 +24,7 @@ from trtpipe.nightly.execute import put_back
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
-from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
+from trtpipe.nightly.options import LOGS, Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
 from trtpipe.nightly.regressions import LIMITS, compare, declared_normal
 from trtpipe.nightly.signing import sign_green
@@ -383,7 +383,7 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
 
 
 def _local(options: Options) -> TaskExecutor:
-    return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
+    return Local(options.workers, options.memory_bytes, driver.probe(), options.out / LOGS)
 
 
 def _store(options: Options) -> Store | None:

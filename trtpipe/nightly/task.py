@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.types import JsonObject
+from calib.types import JsonMapping, JsonObject
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.job import Job
 from trtpipe.jsontext import plain_object
@@ -128,7 +128,7 @@ def failure(task: Task, message: str, exit_code: ExitCode) -> JsonObject:
     }
 
 
-def recorded(facts: JsonObject, name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()) -> JobOutcome:
+def recorded(facts: JsonMapping, name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()) -> JobOutcome:
     """What the cache knows of a job built earlier, as tonight's outcome; its bundle is put back at `bundle`."""
     known = {k: v for k, v in facts.items() if k != "manifest_sha256"}
     known |= {"outcome": "reused", "name": name, "file": file, "bundle": str(bundle)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calib.errors import some_of
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, titled
 from trtpipe.job.sections import INT8_ALONE, OR_RECALIBRATE
 from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.trt.platforms import RTX_WITHOUT_FP32_PRODUCTS
@@ -49,7 +49,7 @@ def require_products(job: Job, wide: Iterable[str]) -> None:
     """
     named = job.build.compute_capability if job.build.target == "tensorrt_rtx" else ()
     lacking = [capability for capability in named if capability in RTX_WITHOUT_FP32_PRODUCTS]
-    if lacking and (modules := [module or "the model itself" for module in dict.fromkeys(wide)]):
+    if lacking and (modules := [titled(module) for module in dict.fromkeys(wide)]):
         without = "" if job.build.platform else f", or leave {', '.join(lacking)} out"  # a platform needs its own
         raise InputError(
             f"build.compute_capability: TensorRT-RTX compiles no matrix product of FP32 tensors for "

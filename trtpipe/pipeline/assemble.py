@@ -24,6 +24,7 @@ from trtpipe.bundle.manifest import (
     Manifest,
     describe_engine,
 )
+from trtpipe.job.job import BOXED
 from trtpipe.job.sections import Transform
 from trtpipe.packages import present
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
@@ -115,8 +116,7 @@ def detections_of(job: Job, labels: Labels) -> Detections | None:
     metric = next((m for m in job.check.metrics.values() if m.function == "coco_map"), None)
     if metric is None:
         return None
-    names = {k: str(metric.args.get(k, k)) for k in ("boxes", "scores")}
-    classes = str(metric.args.get("classes", "labels"))
+    names = {k: str(metric.args.get(k, name)) for k, name in {"boxes": "boxes", **BOXED}.items()}
     transform = job.check_transform()
     whole = transform is None or transform.callable is not None
     steps = (
@@ -126,7 +126,7 @@ def detections_of(job: Job, labels: Labels) -> Detections | None:
     )
     categories = metric.args.get("categories")
     truth = labels if isinstance(labels, tuple) else None
-    return Detections(**names, classes=classes, categories=categories, steps=steps, truth=truth)
+    return Detections(**names, categories=categories, steps=steps, truth=truth)
 
 
 def table_files(table: CalibrationTable) -> dict[str, bytes]:

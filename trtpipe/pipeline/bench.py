@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from calib.types import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
-from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
+from trtpipe.evaluation.bench import REFERENCE, WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID_UNTIMED
 from trtpipe.machine import usable_cores
 from trtpipe.model.computing import CPU, wanted_device
@@ -55,7 +55,7 @@ def bench_job(
     """Every mode of a job: PyTorch's, ONNX Runtime's and the engine's, compared with eager FP32.
 
     Args:
-        job: the job; its batch size is the `opt` of the batch dimension.
+        job: the job; its batch is at most the `opt` of the batch dimension.
         reporter: receives the stages.
         rounds, seconds: each round runs every mode once; they end at whichever comes first.
         samples: at most this many check samples are run by each mode.
@@ -106,7 +106,7 @@ def bench_prepared(
         modes += _engine_modes(plan, job.build.target, first, name)
     modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
     data = replace(data, reference=_reference(prepared.loaded, data))
-    return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
+    return _measured(job.name, modes, data, batch, rounds, seconds, stages, REFERENCE)
 
 
 def bench_bundle(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from calib.table import CalibrationTable
+from calib.table import CalibrationTable, histograms_path
 from calib.types import Array, JsonObject
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GRAPH, TIMING_CACHE
 from trtpipe.pipeline.lowered import Compiled, Lowered
@@ -28,7 +29,7 @@ Stored = tuple[JsonObject, Mapping[str, bytes]]
 CornerOutputs = tuple[Mapping[str, Array], ...]
 
 _TENSORS = "outputs.safetensors"
-_HISTOGRAMS = "calibration.histograms.safetensors"
+_HISTOGRAMS = histograms_path(Path(CALIBRATION)).name
 _SPECS = TypeAdapter(tuple[TensorSpec, ...])
 _LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
 

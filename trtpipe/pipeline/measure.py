@@ -38,7 +38,7 @@ _READ_AT_ONCE = 32
 class Evidence:
     """What was measured; what was not is None or empty.
 
-    `latencies_ms` are of the engine alone, one batch of the `opt` shapes each, by the GPU's clock, data on the GPU.
+    `latencies_ms` are of the engine alone, a batch of at most the `opt` size each, by the GPU's clock, data on the GPU.
     """
 
     sensitivity: Sensitivity | None = None
@@ -73,8 +73,8 @@ def explained(
         amax, samples = {} if table is None else table.amax, prepared.check_source
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(job, report):
-        half = "fp16" if job.precision.fp16_mode else "bf16" if job.precision.bf16_mode else None
-        report = replace(report, problems=(*report.problems, blame(diagnosis, half, failed_outputs(report))))
+        said = blame(diagnosis, job.precision.half, failed_outputs(report))
+        report = replace(report, problems=(*report.problems, said))
     return report, diagnosis
 
 
@@ -125,7 +125,7 @@ def plan_of(engine: Engine) -> TimedPlan:
 
 
 def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
-    """The first check samples, as one batch [B, ...] of the `opt` size, by input."""
+    """The first check samples, as one batch [B, ...] of at most the `opt` size, by input."""
     arrays, labels = check_samples(prepared, prepared.inputs[0].at("opt")[0])
     data = batched(arrays, labels, prepared.inputs, prepared.outputs)
     return next(iter(data.batches()))

@@ -35,7 +35,7 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import lowered_for, release, to_onnx
+from trtpipe.routes.onnx import graph_of, lowered_for
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
@@ -124,7 +124,7 @@ def tune_from(
 
 def chosen(job: Job, candidate: Candidate) -> Job:
     """The job with a candidate's modules kept and its calibration algorithm."""
-    keep, half = job.precision.keep, "bf16" if job.precision.bf16_mode else "fp16"
+    keep, half = job.precision.keep, job.precision.half or "fp16"
     update = {"fp32": keep.fp32 + candidate.fp32, half: getattr(keep, half) + candidate.half}
     moved = dict.fromkeys(candidate.fp8, "fp8") | dict.fromkeys(candidate.int8, "int8")
     formats = {g: f for g, f in job.precision.formats.items() if g not in moved} | moved  # the last that fits decides
@@ -236,7 +236,7 @@ class _Bench:
             return Trial(candidate, False, math.inf, (), (str(error),), 0.0, None)
         prepared = self._plain.corrected(table)
         with self.stages(f"trial: {described(candidate)}") as progress:
-            model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
+            model = lowered_for(graph_of(job, quantized), job.build.target)
             with graph_as_checked(model.data, job.build.target) as runner:
                 report = check_engine(
                     runner,

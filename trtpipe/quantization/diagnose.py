@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
+from trtpipe.errors import titled
 from trtpipe.evaluation.limits import missed_by_both, misses
 
 if TYPE_CHECKING:
@@ -132,9 +133,7 @@ def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] =
             "are. Run `trtpipe tune`."
         )
     named = [
-        f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}"
-        for m in modules[:_NAMED]
-        if m.sqnr_db < math.inf
+        f"{titled(m.module)} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:_NAMED] if m.sqnr_db < math.inf
     ]
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)

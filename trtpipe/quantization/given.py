@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from calib.audit import LEAST_AMAX
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, titled
 from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
 from trtpipe.model.nodes import bias_of, constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.products import MATMULS, WEIGHTED
@@ -94,7 +94,7 @@ def raised(captured: Captured, sites: Sequence[Site], scales: Mapping[str, float
     small = [s for s in sites if _too_small(captured, s, inputs.get(s.consumer))]
     if not small:
         return []
-    named = ", ".join(dict.fromkeys(f"{module_path(s.consumer) or 'the model'} ({s.producer.name})" for s in small))
+    named = ", ".join(dict.fromkeys(f"{titled(module_path(s.consumer))} ({s.producer.name})" for s in small))
     return [f"scales of the model that are 0, or too small for float32 or for INT32 biases, are raised: {named}"]
 
 
@@ -113,7 +113,7 @@ def not_fused(sites: Sequence[Site]) -> list[str]:
     odd: dict[str, list[str]] = {}
     for site in sites:
         if site.axis is None and op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
-            odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "outside any module")
+            odd.setdefault(op_name(site.consumer), []).append(titled(module_path(site.consumer)))
     return [
         f"{op}: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: "
         + ", ".join(dict.fromkeys(paths))

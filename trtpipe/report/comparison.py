@@ -21,6 +21,8 @@ from trtpipe.report.sample_image import sample_image
 SHOWN_CLASSES = 12
 #: Samples that are shown.
 SHOWN_SAMPLES = 12
+#: Outputs of pictures that are shown beside the first gallery.
+SHOWN_DENSE = 3
 #: Longer side of a shown image, in pixels.
 IMAGE_SIDE = 112
 
@@ -67,14 +69,8 @@ def class_output(compared: ComparedOutputs) -> str | None:
     if compared.detections is not None:
         return None
     for name, reference in compared.reference.items():
-        outputs = compared.outputs.get(name)
-        if (
-            outputs is not None
-            and name not in compared.unranked
-            and outputs.shape == reference.shape
-            and len(outputs)
-            and metrics.ranks_classes(reference)
-        ):
+        ranks = name not in compared.unranked and metrics.ranks_classes(reference)
+        if ranks and _is_paired(compared, name, reference):
             return name
     return None
 
@@ -112,6 +108,23 @@ def confusion(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Confu
     others = int(amounts.sum() - counts.sum())
     titles = tuple(str(c) if names is None else class_name(c, names) for c in shown)
     return Confusion(titles, counts, "label" if labelled else "baseline", others, classes)
+
+
+def galleries(compared: ComparedOutputs, names: tuple[str, ...] | None) -> tuple[tuple[Gallery, ...], tuple[str, ...]]:
+    """`gallery`, then one of each other output whose samples are pictures; and the names of those beyond the first
+    `SHOWN_DENSE`."""
+    first = gallery(compared, names)
+    if first is None:
+        return (), ()
+    paired = {n: compared.outputs[n] for n, a in compared.reference.items() if _is_paired(compared, n, a)}
+    dense = [name for name, output in paired.items() if is_dense(output) and name != first.output]
+    others = (_least_similar(compared, name) for name in dense[:SHOWN_DENSE])
+    return (first, *filter(None, others)), tuple(dense[SHOWN_DENSE:])
+
+
+def _is_paired(compared: ComparedOutputs, name: str, reference: Array) -> bool:
+    outputs = compared.outputs.get(name)
+    return outputs is not None and outputs.shape == reference.shape and len(outputs) > 0
 
 
 def gallery(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Gallery | None:
@@ -156,15 +169,14 @@ def _least_overlapping(compared: ComparedOutputs, pairs: Sequence[tuple[Drawn, D
     return Gallery(compared.detections.boxes, "overlap", 0, len(scores), shown)
 
 
-def _least_similar(compared: ComparedOutputs) -> Gallery | None:
-    """The samples with the least cosine similarity, over all outputs that can be paired."""
+def _least_similar(compared: ComparedOutputs, only: str | None = None) -> Gallery | None:
+    """The samples with the least cosine similarity, over all outputs that can be paired, or of one."""
     worst: Array | None = None
     output = ""
     for name, reference in compared.reference.items():
-        outputs = compared.outputs.get(name)
-        if outputs is None or outputs.shape != reference.shape or not len(outputs):
+        if only not in (None, name) or not _is_paired(compared, name, reference):
             continue
-        similarity = np.nan_to_num(metrics.cosine(reference, outputs), nan=-1.0)
+        similarity = np.nan_to_num(metrics.cosine(reference, compared.outputs[name]), nan=-1.0)
         if worst is None or float(similarity.min()) < float(worst.min()):
             worst, output = similarity, name
     if worst is None:

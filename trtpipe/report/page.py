@@ -95,7 +95,7 @@ def render(content: ReportContent) -> str:
     unclipped = frozenset() if table is None else beyond_int8(manifest.layers, table, content.scales)
     modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
     confusion = None if content.compared is None else comparison.confusion(content.compared, manifest.class_names)
-    gallery = None if content.compared is None else comparison.gallery(content.compared, manifest.class_names)
+    shown = ((), ()) if content.compared is None else comparison.galleries(content.compared, manifest.class_names)
     metrics = [metric_row(m) for m in check.metrics]
     return page(
         "report.html",
@@ -115,7 +115,8 @@ def render(content: ReportContent) -> str:
         bindings=[binding("input", s) for s in manifest.inputs] + [binding("output", s) for s in manifest.outputs],
         confusion=confusion,
         matrix=None if confusion is None else charts.matrix(confusion),
-        gallery=gallery,
+        galleries=shown[0],
+        not_shown=shown[1],
         modules=modules,
         has_sqnr=any(m.sqnr for m in modules),
         has_sensitivity=bool(content.sensitivity),

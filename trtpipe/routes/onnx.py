@@ -51,7 +51,12 @@ def compile_engine(
     job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
 ) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), progress, samples)
+    return compile_graph(job, graph_of(job, quantized), progress, samples)
+
+
+def graph_of(job: Job, quantized: Quantized) -> OnnxModel:
+    """The quantized graph as ONNX, for the job's target and the TensorRT that is here."""
+    return to_onnx(quantized, release(job), plugins=bool(job.build.plugins))
 
 
 def release(job: Job) -> str | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import ENGINE, EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
-from trtpipe.errors import MissingError
+from trtpipe.errors import MissingError, titled
 from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
@@ -213,7 +213,7 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
     """What a hybrid engine needs beside its TensorRT."""
     if "torch" in device.versions:
         return []
-    modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
+    modules = ", ".join(sorted({titled(f.module) for f in engine.fallback})[:3])
     return [
         f"runtime: PyTorch with CUDA is not installed, and {_operations(engine)} of this hybrid engine "
         f"{_run(engine)} in it, of {modules}. Install it: {pip_install(f'torch{_release(manifest)}')}; or build "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from calib import strictjson
 from trtpipe.errors import MissingError
 from trtpipe.import_errors import IMPORT_S
 from trtpipe.job.sections import Build
+from trtpipe.machine import how_ended
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import Device
 from trtpipe.trt import driver
@@ -56,7 +56,7 @@ def _how(code: int) -> str:
     """How a process ended that should not have: `ended its process (exit code 3)`; "" for 0."""
     if not code:
         return ""
-    return f"ended its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+    return f"ended its process ({how_ended(code)})"
 
 
 def _ended(package: str, how: str) -> str:

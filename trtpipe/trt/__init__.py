@@ -1,4 +1,4 @@
-"""TensorRT, its releases and the GPUs it runs on; the only room that imports a TensorRT."""
+"""TensorRT, its releases and its GPUs; the only room that imports one (beside converters of Torch-TensorRT)."""
 
 __all__ = [
     "builder",

@@ -23,7 +23,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from calib.types import JsonObject
 from trtpipe import errors
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.sections import Build, Precision
+from trtpipe.machine import how_ended
 from trtpipe.progress import Progress, Silent
 from trtpipe.trt import flavour
 from trtpipe.trt.builder import build_engine
@@ -219,8 +219,7 @@ def _libraries() -> list[str]:
 
 
 def _died(child: subprocess.Popen[bytes]) -> BuildError:
-    code = child.wait()
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    how = how_ended(child.wait())
     return BuildError(
         f"build: TensorRT-RTX's process ended without an engine ({how}). What it printed is above; "
         "set build.log_level to verbose to see what it was doing."

@@ -285,6 +285,12 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             "precision.keep",
             f"must be empty with build.quantization implicit (got {kept}). Use explicit, or keep nothing.",
         )
+    if implicit and precision.placement != "auto":
+        yield (
+            "precision.placement",
+            f"must be auto with build.quantization implicit, where TensorRT places INT8 (got {precision.placement}). "
+            "Use explicit, or leave it out.",
+        )
     if build.uses_dla and "dla" in able:
         if not (precision.fp16_mode or precision.int8_mode):
             yield (

@@ -99,6 +99,12 @@ def same_release(one: str, other: str) -> bool:
     return parse_version(one)[:3] == parse_version(other)[:3]
 
 
+def require_fit(header: PlanHeader, name: str, version: str, compute_capability: str) -> None:
+    """InputError with all that `misfits` finds."""
+    if problems := misfits(header, name, version, compute_capability):
+        raise InputError("\n".join(f"engine: {p}" for p in problems))
+
+
 def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
     """Why a plan cannot be loaded by this TensorRT on this GPU, by its header; empty when the header allows it.
 

@@ -184,8 +184,7 @@ def refitted(engine: bytes, onnx: bytes, *, marked: Collection[str] = (), versio
     header = plan.read_header(engine)
     device = driver.require("refit").devices[0]
     tensorrt = flavour.load(header.flavour)
-    if problems := plan.misfits(header, tensorrt.name, tensorrt.version, device.compute_capability):
-        raise InputError("\n".join(f"engine: {p}" for p in problems))
+    plan.require_fit(header, tensorrt.name, tensorrt.version, device.compute_capability)
     watch = Watch(Silent(), "error")
     try:
         return _refitted(tensorrt, engine, onnx, watch, device.name, marked, version_compatible)

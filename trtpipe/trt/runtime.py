@@ -226,8 +226,7 @@ class EngineRunner:
         built_by = header.version
         if self._version_compatible and header.flavour == "tensorrt":
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
-        if problems := plan.misfits(header, tensorrt.name, tensorrt.version, device.compute_capability):
-            raise InputError("\n".join(f"engine: {p}" for p in problems))
+        plan.require_fit(header, tensorrt.name, tensorrt.version, device.compute_capability)
         self._watch = Watch(Silent(), "error")
         self._logger = make_logger(tensorrt, self._watch)
         runtime = create(tensorrt, "Runtime", self._watch, self._logger)

@@ -18,7 +18,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import InputPath, json_option
-from trtpipe.errors import InputError, MissingError, first_line, shell
+from trtpipe.errors import InputError, MissingError, first_line, shell, titled
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.packages import pip_install, present
@@ -213,7 +213,7 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
             run = "operation runs" if count == 1 else "operations run"
             yield f"hybrid: needs PyTorch {needed}, in which {count} {run}"
         for kept in engine["fallback"]:
-            yield f"  {kept['module'] or 'the model itself':<40} {kept['op']:<32} {kept['reason']}".rstrip()
+            yield f"  {titled(kept['module']):<40} {kept['op']:<32} {kept['reason']}".rstrip()
     for way in ("inputs", "outputs"):
         for spec in description[way]:
             ranges = ", ".join(f"{d} {r['min']}/{r['opt']}/{r['max']}" for d, r in spec["dims"].items())

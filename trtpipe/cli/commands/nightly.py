@@ -29,7 +29,7 @@ from trtpipe.cli.commands.options import (
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
-from trtpipe.nightly.options import Options
+from trtpipe.nightly.options import JSON_REPORT, PAGE, TEXT_REPORT, Options
 from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
@@ -151,8 +151,8 @@ def _write(report: NightlyReport, options: Options) -> list[Path]:
     out: Path = options.out
     written = []
     for name, text in {
-        "nightly.json": to_json(report),
-        "nightly.txt": "\n".join(lines(report)) + "\n",
+        JSON_REPORT: to_json(report),
+        TEXT_REPORT: "\n".join(lines(report)) + "\n",
         **_page(report, options),
     }.items():
         write_whole(out / name, text)
@@ -166,7 +166,7 @@ def _page(report: NightlyReport, options: Options) -> dict[str, str]:
         with History(options.history) as history:
             past = {name: series(results) for name, results in history.recent(report.run).items()}
         links = {o.name: f"{o.name}/{REPORT}" for o in report.outcomes if Path(o.bundle, REPORT).is_file()}
-        return {"nightly.html": render(report, past, links)}
+        return {PAGE: render(report, past, links)}
     except ModuleNotFoundError as error:
         if error.name == "jinja2":
             return {}

@@ -19,6 +19,7 @@ from trtpipe.cli import console
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import is_job_file, is_written_as_job
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
+from trtpipe.model.computing import cpu_asked
 from trtpipe.outputs import cache_folder, has_name, require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.streams import descriptor_of, is_stream, open_stream, require_no_stream, take
@@ -241,7 +242,7 @@ def refuse_unused(names: Iterable[str], because: str) -> None:
 
 def refuse_cpu(because: str) -> None:
     """UsageError when `--device cpu` was given where PyTorch computes nothing; `cuda:N` is TensorRT's GPU as well."""
-    if os.environ.get(DEVICE_VARIABLE) == "cpu":
+    if cpu_asked():
         refuse_unused(("device",), because)
 
 

@@ -19,6 +19,8 @@ from calib.files import as_text
 from calib.folders import below
 from trtpipe.outputs import open_database
 
+#: What the table is called where a cache keeps it.
+DIGESTS = "digests.sqlite"
 #: So many rows are written at once, as each transaction waits for the disk.
 _ROWS = 1_000
 #: Younger changes than this are not remembered, nanoseconds.

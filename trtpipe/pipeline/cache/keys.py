@@ -24,7 +24,7 @@ from calib.user_code import OURS
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.jsontext import json_digest
-from trtpipe.model.computing import VARIABLE as COMPUTING
+from trtpipe.model.computing import cpu_asked
 from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
@@ -202,7 +202,7 @@ class Survey:
         if job.build.target != "onnxruntime":
             parts["cuda driver"] = machine.cuda
             parts["gpu"] = machine.gpu
-        if machine.gpu != "none" and os.environ.get(COMPUTING) != "cpu":
+        if machine.gpu != "none" and not cpu_asked():
             parts["computed on"], parts["gpu"] = "GPU", machine.gpu
         parts["timing cache"] = "used" if job.build.timing_cache else "none"
         return Ingredients(parts, tuple(notes))

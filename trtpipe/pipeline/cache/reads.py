@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from calib.types import JsonObject
+from calib.types import JsonMapping
 from trtpipe.jsontext import json_digest
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Reads:
         return {"items": items, "notes": list(self.notes), "variables": list(self.variables)}
 
     @staticmethod
-    def from_plain(raw: JsonObject) -> Reads:
+    def from_plain(raw: JsonMapping) -> Reads:
         """The reads of `to_plain`."""
         items = tuple(Read.from_plain(item) for item in raw["items"])
         return Reads(items, tuple(raw["notes"]), tuple(raw["variables"]))

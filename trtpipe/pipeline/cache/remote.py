@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from calib.types import JsonObject
+from calib.types import JsonMapping
 from trtpipe.errors import InputError, MissingError
 from trtpipe.outputs import is_plain
 from trtpipe.packages import not_installed
@@ -27,7 +27,7 @@ class Head:
     schema: object
     kind: object
     key: object
-    facts: JsonObject
+    facts: JsonMapping
     files: Mapping[str, tuple[int, str]]
 
 

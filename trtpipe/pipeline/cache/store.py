@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
-from calib.types import JsonObject
+from calib.types import JsonMapping, JsonObject
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.outputs import is_plain, naming
+from trtpipe.pipeline.cache.digests import DIGESTS
 from trtpipe.pipeline.cache.remote import ENTRY, head_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Entry:
     """One result: `facts` is its JSON, `files` maps name to (bytes, SHA-256)."""
 
     path: Path
-    facts: JsonObject
+    facts: JsonMapping
     files: Mapping[str, tuple[int, str]]
 
     def read(self, name: str) -> bytes:
@@ -112,7 +113,7 @@ class Cache:
     @property
     def digests_path(self) -> Path:
         """The table of `digests.Digests`."""
-        return self.root / "digests.sqlite"
+        return self.root / DIGESTS
 
     def get(self, kind: str, key: str) -> Entry | None:
         """The entry, here or in the store; None when there is none. It counts as used now."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from calib.types import JsonObject
 from trtpipe.batching import by_profile
-from trtpipe.errors import BuildError, first_line
+from trtpipe.errors import BuildError, first_line, titled
 from trtpipe.job.sections import Build
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import EXTENTS, TensorSpec
@@ -112,7 +112,7 @@ def _with_modules(name: str, program: torch.export.ExportedProgram) -> str:
     from trtpipe.model.nodes import calls, module_path
 
     paths = {module_path(n) for n in calls(program.graph) if str(n.target) == name}
-    shown = ", ".join(sorted(p or "the model itself" for p in paths))
+    shown = ", ".join(sorted(titled(p) for p in paths))
     return f"{name} ({shown})" if shown else name
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import JsonValue
 
 from trtpipe.bundle.hybrid import DTYPE_BYTES, EngineStep, Hybrid, OperatorStep, StoredConstant, StoredPlan, allowed
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, titled
 from trtpipe.values import Fallback, TensorSpec
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _operator_name(node: Node) -> str:
 
         raise BuildError(
             f"build: an operation that stays in PyTorch must be one of ATen's that writes to no argument (got {target} "
-            f"in {remembered_module(node) or 'the model itself'}). {_NEXT}"
+            f"in {titled(remembered_module(node))}). {_NEXT}"
         )
     return name
 
@@ -235,7 +235,7 @@ def _fallback(node: Node) -> Fallback:
 def fallback_lines(fallback: tuple[Fallback, ...]) -> Iterator[str]:
     """One line for each operation and reason, with the modules that have it."""
     for op, why in dict.fromkeys((f.op, f.reason) for f in fallback):
-        modules = sorted({f.module or "the model itself" for f in fallback if (f.op, f.reason) == (op, why)})
+        modules = sorted({titled(f.module) for f in fallback if (f.op, f.reason) == (op, why)})
         yield f"stayed in PyTorch: {op} in {', '.join(modules)}: {why}"
 
 
