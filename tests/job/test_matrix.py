@@ -189,8 +189,8 @@ def test_what_an_axis_sets_is_not_overridden(tmp_path, override, axis):
         load_jobs(path, [override])
     key = override.partition("=")[0]
     assert str(caught.value).startswith(
-        f"--set: {key}: must be left to the matrix, whose axis {axis} sets it (got '{override}'). The names of its jobs "
-        f"say {{{axis}}}: edit the file."
+        f"--set: {key}: must be left to the matrix, whose axis {axis} sets it (got '{override}'). The names of its "
+        f"jobs say {{{axis}}}: edit the file."
     )
     assert len(load_jobs(path, ["check.seed=5"])) == 2
 
