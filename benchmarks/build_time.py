@@ -104,7 +104,7 @@ def memory_gb() -> float:
 def line(folder: Path, row: str) -> dict[str, Any]:
     """One build by trtpipe, in this process: stages and peaks."""
     began = time.perf_counter()
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
@@ -112,7 +112,7 @@ def line(folder: Path, row: str) -> dict[str, Any]:
     path = folder / "job.yaml"
     path.write_text(json.dumps(job(name, precision, not off)))  # JSON is YAML
     os.chdir(folder)
-    built = build(load_job(path), folder / row, Silent())
+    built = build(read_job(path), folder / row, Silent())
     seconds = dict(built.seconds)
     whole = time.perf_counter() - began
     gc.freeze()  # as a command does at its end

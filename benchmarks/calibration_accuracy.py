@@ -30,7 +30,7 @@ def answers(graph: Any, source: Any) -> np.ndarray[Any, Any]:
 def measure(path: Path) -> dict[str, Any]:
     """Accuracy by algorithm, and the largest relative difference of any amax between batch sizes."""
     from calib.algorithms import ALGORITHMS
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.model.capture import capture
     from trtpipe.model.data import open_calibration, open_check
     from trtpipe.model.load import load_model
@@ -38,7 +38,7 @@ def measure(path: Path) -> dict[str, Any]:
     from trtpipe.quantization.calibrate import calibrate
     from trtpipe.quantization.quantize import place_qdq, prepare
 
-    job = load_job(path)
+    job = read_job(path)
     captured = capture(load_model(job, path.parent))
     source, check = open_calibration(job), open_check(job)
     tables = [

@@ -62,7 +62,7 @@ def compared(name: str, samples: int) -> dict[str, Any]:
 
 def stages(name: str, samples: int, device: str) -> dict[str, Any]:
     """Outputs [S, ...], amax and ranges by name, and seconds by stage, on one device."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.model.computing import VARIABLE
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
@@ -75,7 +75,7 @@ def stages(name: str, samples: int, device: str) -> dict[str, Any]:
         content = engines.content(name)
         content["calibration"]["corrections"] = False
         Path(folder, "job.yaml").write_text(json.dumps(content))
-        job = load_job(Path(folder, "job.yaml"))
+        job = read_job(Path(folder, "job.yaml"))
         made, seconds = Stages(Silent()), {}
 
         def timed(step: str, make: Callable[[], Any]) -> Any:

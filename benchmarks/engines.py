@@ -84,7 +84,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def measured(name: str, samples: int, *, executed: bool) -> Iterator[dict[str, Any]]:
     """A row for each precision of one network, when it is measured."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
 
@@ -96,7 +96,7 @@ def measured(name: str, samples: int, *, executed: bool) -> Iterator[dict[str, A
         np.save(Path(folder, "check.npy"), images)
         path = Path(folder, "job.yaml")
         path.write_text(json.dumps(content(name)))  # JSON is YAML
-        job, stages = load_job(path), Stages(Silent())
+        job, stages = read_job(path), Stages(Silent())
         prepared = prepare(job, stages)
         table = calibrate(job, prepared, stages)
         labels = None if zoo.NETWORKS[name].dense else np.asarray(photos.labels)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calib.table import CalibrationTable
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline import stages as line
 from trtpipe.progress import Silent
 from trtpipe.routes.onnx import to_onnx
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
     parser.add_argument("--write", type=Path, help="page whose marked part is replaced")
     arguments = parser.parse_args()
-    job = load_job(arguments.job)
+    job = read_job(arguments.job)
     rows = measured(job, arguments.samples, arguments.rows)
     if arguments.write:
         text = arguments.write.read_text()

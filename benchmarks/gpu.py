@@ -201,7 +201,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
     """The network's job in one precision, for the TensorRT that is installed and the GPU that is here."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
 
     size = {**MODELS, **TINY}[name]
     data = {
@@ -221,7 +221,7 @@ def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
     }
     path = folder / f"{content['name']}.yaml"
     path.write_text(json.dumps(content))  # JSON is YAML
-    return load_job(path)
+    return read_job(path)
 
 
 def target() -> dict[str, Any]:

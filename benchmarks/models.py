@@ -49,7 +49,7 @@ def job(name: str, size: int, precision: str, photos: Path) -> dict[str, Any]:
 
 def measure(name: str, precision: str, folder: Path) -> dict[str, Any]:
     """Build one job and describe its bundle."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
@@ -60,7 +60,7 @@ def measure(name: str, precision: str, folder: Path) -> dict[str, Any]:
         "import timm, torch\n\n\ndef create(name):\n    torch.manual_seed(0)\n    return timm.create_model(name)\n"
     )
     began = time.perf_counter()
-    built = build(load_job(path), folder / "out", Silent())
+    built = build(read_job(path), folder / "out", Silent())
     metrics = {m.name: m.value for m in built.report.metrics}
     manifest = built.bundle.manifest
     return {

@@ -65,14 +65,14 @@ def main() -> None:
 
 def measure(path: Path) -> list[Row]:
     """Every route in every mode, from one prepared model and one calibration table."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline import stages as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt import driver
 
     gpu = bool(driver.probe().devices)
     stages = pipeline.Stages(Silent())
-    job = load_job(path, ["build.compute_capability=[]"])
+    job = read_job(path, ["build.compute_capability=[]"])
     prepared = pipeline.prepare(job, stages)
     table = pipeline.calibrate(job, prepared, stages)
     data = next(iter(prepared.check_source.batches(8))).arrays
@@ -90,7 +90,7 @@ def one(
 ) -> Row:
     """One route in one mode; whatever keeps it from being built is the row's `why`."""
     from trtpipe.errors import TrtpipeError
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline import stages as pipeline
     from trtpipe.progress import Silent
 
@@ -103,7 +103,7 @@ def one(
             return Row(route, mode, None, Counter(), nothing, f"{NOT}: torch2trt is not installed")
         if not gpu and "FP16" in mode:
             return Row(route, mode, None, Counter(), nothing, f"{NOT}: its FP16 is a flag of TensorRT 8.6 to 10")
-    job = load_job(path, given)
+    job = read_job(path, given)
     quantized = pipeline.quantize(job, prepared, table, stages)
     try:
         with harness(route, gpu) as seen:

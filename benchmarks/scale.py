@@ -80,13 +80,13 @@ def small() -> Any:
 def build(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     """One build of a job in this process: its stages and peaks."""
     began = time.perf_counter()
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
     os.chdir(folder)
     Path("job.yaml").write_text(json.dumps(job))  # JSON is YAML
-    built = build(load_job(Path("job.yaml")), folder / "out", Silent())
+    built = build(read_job(Path("job.yaml")), folder / "out", Silent())
     mine, children = (resource.getrusage(w).ru_maxrss / 1e6 for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     whole = time.perf_counter() - began
     return {"whole": whole, "stages": dict(built.seconds), "memory": f"{mine:.1f} + {children:.1f}"}
@@ -235,7 +235,7 @@ def workers() -> str:
 
 def simulated(workers: int, jobs: int, models: int) -> dict[str, Any]:
     """One night by a simulated clock."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.nightly.local import _Queue, expected_bytes
     from trtpipe.nightly.pool import Slot
     from trtpipe.nightly.task import BuildTask
@@ -253,7 +253,7 @@ def simulated(workers: int, jobs: int, models: int) -> dict[str, Any]:
             made["model"] |= {"weights": str(weights)}
             made["check"] = {"factory": "scale:small"}  # it is never called
             (folder / "job.yaml").write_text(json.dumps(made))
-            tasks.append(BuildTask(made["name"], "", "", "", "", job=load_job(folder / "job.yaml")))
+            tasks.append(BuildTask(made["name"], "", "", "", "", job=read_job(folder / "job.yaml")))
         took = {t.name: chance.uniform(*AGAIN_S) for t in tasks}
         loading = {t.job.model.weights: chance.uniform(*FIRST_S) for t in tasks}
         memory = workers * 8_000_000_000

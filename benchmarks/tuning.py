@@ -68,7 +68,7 @@ def resnet50(size: int) -> Any:
 
 def main() -> int:
     """Measure, print, judge."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.pipeline.tune import tune_from
     from trtpipe.progress import Silent
@@ -89,7 +89,7 @@ def main() -> int:
         path = folder / "job.yaml"
         text = JOB.replace("SIZE", str(options.size))
         path.write_text(text.replace("LIMIT", "1"))
-        job = load_job(path)
+        job = read_job(path)
         stages = Stages(Silent())
         prepared = prepare(job, stages)
         table = calibrate(job, prepared, stages)
@@ -114,14 +114,14 @@ def main() -> int:
             if not limit:
                 path.write_text(text.replace("LIMIT", "200"))
                 plain = tune_from(
-                    load_job(path), prepared, table, folder / "plain", stages, evaluations=1
+                    read_job(path), prepared, table, folder / "plain", stages, evaluations=1
                 ).tuned.trials[0]
                 limit = round((plain.value("sqnr_db") or 0.0) + 3, 1)
             path.write_text(text.replace("LIMIT", str(limit)))
             began = time.perf_counter()
-            result = tune_from(load_job(path), prepared, table, folder / "out", stages)
+            result = tune_from(read_job(path), prepared, table, folder / "out", stages)
             print(f"tune: {len(result.tuned.trials)} evaluations, {time.perf_counter() - began:.0f} s")
-            print(page("resnet50", result.tuned, load_job(path).check.limits))
+            print(page("resnet50", result.tuned, read_job(path).check.limits))
             good = good and len(result.tuned.trials) <= MOST_EVALUATIONS
     return 0 if good else 1
 

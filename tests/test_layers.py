@@ -199,11 +199,11 @@ def test_imports_are_absolute(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("trtpipe.job.yamlfile", "from trtpipe.job.load import load_job"),
-        ("trtpipe.job.yamlfile", "def f():\n    from trtpipe.job.load import load_job"),
+        ("trtpipe.job.yamlfile", "from trtpipe.job.load import read_job"),
+        ("trtpipe.job.yamlfile", "def f():\n    from trtpipe.job.load import read_job"),
         ("trtpipe.job.yamlfile", "if TYPE_CHECKING:\n    from trtpipe.job.load import JobFile"),
         ("trtpipe.job.yamlfile", "importlib.import_module('trtpipe.job.load')"),
-        ("trtpipe.job", "from trtpipe.job.load import load_job"),
+        ("trtpipe.job", "from trtpipe.job.load import read_job"),
         ("trtpipe.model.onnx", "from trtpipe.model.onnx.network import load_network"),
         ("calib", "from calib.table import CalibrationTable"),
         ("calib.files", "import trtpipe"),

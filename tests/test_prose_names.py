@@ -170,7 +170,7 @@ def test_what_prose_names_is_there(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "there"),
     [
-        ("job.load_job", False), ("graph.op_name", False), ("nodes.op_name", True), ("load.load_job", True),
+        ("job.read_job", False), ("graph.op_name", False), ("nodes.op_name", True), ("load.read_job", True),
         ("precision.keep", True), ("precision.kept", False), ("TensorSpec.shape", True), ("TensorSpec.form", False),
         ("sys.path", True), ("sys.paths", False), ("check.limits.metrics", True), ("Built.report.passed", True),
         ("Built.report.nothing", False),

@@ -15,7 +15,10 @@ ROOMS = (
 
 
 #: Containers that can be changed in place.
-CHANGEABLE = ("dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque")
+CHANGEABLE = (
+    "dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque", "JsonObject",
+    "MutableMapping", "MutableSequence", "MutableSet",
+)  # fmt: skip
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
@@ -169,6 +172,8 @@ def test_a_frozen_value_holds_nothing_that_changes(tree: Tree) -> None:
         ("x: Mapping[str, list[int]]", True),
         ("x: collections.Counter[str]", True),
         ("x: bytearray", True),
+        ("x: JsonObject", True),
+        ("x: tuple[MutableMapping[str, int], ...]", True),
         ("x: Mapping[str, tuple[int, ...]]", False),
         ("x: Callable[[list[int]], dict[str, int]]", False),
         ("x: ClassVar[dict[str, int]] = {}", False),

@@ -28,7 +28,7 @@ from trtpipe.bundle.signing import generate_key, signer
 from trtpipe.cli.commands.options import InputPath, OutputFile
 from trtpipe.cli.main import COMMANDS, group, main
 from trtpipe.errors import InputError
-from trtpipe.job.load import PATHS, JobErrors, load_job
+from trtpipe.job.load import PATHS, JobErrors, read_job
 from trtpipe.nightly.history import History
 from trtpipe.quantization.trials import Trials
 from trtpipe.streams import descriptor_of, folder_of, is_stream, open_stream, require_no_stream, take
@@ -144,7 +144,7 @@ def test_a_pipe_that_a_job_names_is_refused(section: str, key: str, tmp_path: Pa
         within(20),
         pytest.raises(JobErrors, match=rf"{section}\.{key}(\[0\])?: must be a .* that exists \(got 'p': not"),
     ):
-        load_job(tmp_path / "job.yaml", [f"{section}.{key}={'[p]' if key == 'plugins' else 'p'}"])
+        read_job(tmp_path / "job.yaml", [f"{section}.{key}={'[p]' if key == 'plugins' else 'p'}"])
 
 
 @pytest.mark.parametrize(

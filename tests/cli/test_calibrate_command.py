@@ -62,13 +62,13 @@ def test_json(job, capsys):
 
 
 def test_the_table_fits_its_own_job(job):
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
 
     assert main(["calibrate", str(job), "-q", "-o", str(job.parent)]) == 0
     job.write_text(JOB.replace("arrays: x.npy, batch_size: 4", "table: small.calibration.json"))
-    again = load_job(job)
+    again = read_job(job)
     stages = Stages(Silent())
     table = calibrate(again, prepare(again, stages), stages)
     assert table == CalibrationTable.load(job.parent / "small.calibration.json")

@@ -191,7 +191,7 @@ def test_an_output_that_cannot_be_written_is_found_before_work_begins(
         raise AssertionError("work began")
 
     monkeypatch.setattr("trtpipe.pipeline.prepared.load_model", begun)
-    monkeypatch.setattr("trtpipe.job.load.load_job", begun)
+    monkeypatch.setattr("trtpipe.job.load.read_job", begun)
     for out, reason in (
         (tmp_path / "file" / "out", "a part of this path is a file, not a folder. Check the path."),
         (tmp_path / ("o" * 300), "the name is too long for the file system. Choose a shorter one."),

@@ -14,7 +14,7 @@ from PIL import Image
 from trtpipe.cli.main import main
 from trtpipe.cli.starter import _plain
 from trtpipe.job.json_schema import job_schema
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.yamlfile import parse
 
 
@@ -35,7 +35,7 @@ def test_it_validates_and_says_what_to_do_next(tmp_path, capsys, monkeypatch):
         "next: trtpipe validate first/job.yaml && trtpipe build first/job.yaml",
     ]
     assert main(["validate", "first/job.yaml"]) == 0
-    job = load_job("first/job.yaml")
+    job = read_job("first/job.yaml")
     assert (job.name, job.model.factory, job.precision.int8_mode) == ("first", "model:build", True)
     assert json.loads((tmp_path / "first/job.schema.json").read_text()) == job_schema()
     assert (tmp_path / "first/job.yaml").read_text().startswith("# yaml-language-server: $schema=job.schema.json\n")
@@ -94,7 +94,7 @@ def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def build(): ...\n")
     made(tmp_path / "job", capsys, "--from", "mine:build")
-    job = load_job(tmp_path / "job" / "job.yaml")
+    job = read_job(tmp_path / "job" / "job.yaml")
     assert (job.model.factory, job.model.args) == ("mine:build", {})
     assert main(["validate", "job/job.yaml"]) == 0
 
@@ -134,7 +134,7 @@ def timm(monkeypatch):
 
 def test_from_timm(timm, tmp_path, capsys):
     made(tmp_path / "job", capsys, "--from", "timm:tf_efficientnet_b4")
-    job = load_job(tmp_path / "job" / "job.yaml")
+    job = read_job(tmp_path / "job" / "job.yaml")
     assert job.name == "tf_efficientnet_b4"
     assert job.model.args == {"model_name": "tf_efficientnet_b4", "pretrained": True}
     assert job.inputs["image"].shape == ("N", 3, 380, 380)
@@ -172,7 +172,7 @@ def test_ones_own_images(parts, calibrate_on, check_on, tmp_path, capsys, monkey
         (tmp_path / "pictures" / part / "x").mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / part / "x" / "a.jpg")
     assert "made-up" not in made(tmp_path / "job", capsys, "--images", "pictures")
-    job = load_job("job/job.yaml")
+    job = read_job("job/job.yaml")
     assert job.calibration.images == str(tmp_path / "pictures" / calibrate_on).rstrip("/")
     assert job.check.images == str(tmp_path / "pictures" / check_on).rstrip("/")
     assert "images: ../pictures" in (tmp_path / "job" / "job.yaml").read_text()
@@ -222,4 +222,4 @@ def test_a_folder_with_letters_of_any_language_is_written_as_people_read_it(tmp_
         Image.new("RGB", (8, 8)).save(tmp_path / "Füße 猫" / part / "a" / "1.png")
     made(tmp_path / "start", capsys, "--images", "Füße 猫")
     assert 'images: "../Füße 猫/train"' in (tmp_path / "start" / "job.yaml").read_text(encoding="utf-8")
-    assert load_job(tmp_path / "start" / "job.yaml").check.images == str(tmp_path / "Füße 猫" / "val")
+    assert read_job(tmp_path / "start" / "job.yaml").check.images == str(tmp_path / "Füße 猫" / "val")

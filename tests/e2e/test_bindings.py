@@ -11,7 +11,7 @@ import onnx
 import pytest
 import tensorrt_rtx as trt
 
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import Built, build
 from trtpipe.progress import Silent
 
@@ -46,7 +46,7 @@ def built(folder: Path, dtype: str, output: str, precision: dict[str, Any]) -> B
     if "int8_mode" in precision:
         job["calibration"] = {"arrays": "x.npy", "batch_size": 8}
     (folder / "job.yaml").write_text(json.dumps(job))
-    return build(load_job(folder / "job.yaml"), folder / "out", Silent())
+    return build(read_job(folder / "job.yaml"), folder / "out", Silent())
 
 
 def parsed_types(data: bytes) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import pytest
 from other_shapes import TABLE
 
 from trtpipe.errors import TrtpipeError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import build
 from trtpipe.progress import Silent
 
@@ -41,12 +41,12 @@ def test_the_table_is_long_enough() -> None:
 def test_a_model_is_built_or_its_message_says_what_to_do(tmp_path: Path, name: str) -> None:
     _, outputs, refusal = TABLE[name]
     if refusal is None:
-        built = build(load_job(write(tmp_path, name)), tmp_path / "out", Silent())
+        built = build(read_job(write(tmp_path, name)), tmp_path / "out", Silent())
         assert built.report.passed, (built.report.problems, [str(m) for m in built.report.metrics if m.passed is False])
         assert [s.name for s in built.bundle.manifest.outputs] == list(outputs)
         return
     with pytest.raises(TrtpipeError) as caught:
-        build(load_job(write(tmp_path, name)), tmp_path / "out", Silent())
+        build(read_job(write(tmp_path, name)), tmp_path / "out", Silent())
     for part in refusal:
         assert part in str(caught.value)
     assert "Traceback" not in str(caught.value)

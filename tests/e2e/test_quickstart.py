@@ -14,7 +14,7 @@ import pytest
 
 from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.examples.digits import make
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import Built, build
 from trtpipe.progress import Silent
 from trtpipe.trt.isolated import build_isolated
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def built(place: Path) -> Built:
-    return build(load_job(place / "configs" / "quickstart.yaml"), place / "out", Silent())
+    return build(read_job(place / "configs" / "quickstart.yaml"), place / "out", Silent())
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +89,7 @@ def test_golden_answers_are_the_baselines(bundle: Bundle, place: Path) -> None:
     from trtpipe.model.load import load_model
 
     golden = bundle.golden()
-    loaded = load_model(load_job(place / "configs" / "quickstart.yaml"))
+    loaded = load_model(read_job(place / "configs" / "quickstart.yaml"))
     with torch.inference_mode():
         expected = loaded.module(torch.from_numpy(golden.inputs["image"].copy()))[0].numpy()
     assert np.allclose(golden.outputs["logits"], expected, atol=1e-4)
@@ -104,7 +104,7 @@ def test_inspect_says_it_in_json(built: Built) -> None:
 
 
 def test_the_same_job_gives_the_same_bytes(built: Built, place: Path) -> None:
-    again = build(load_job(place / "configs" / "quickstart.yaml"), place / "again", Silent())
+    again = build(read_job(place / "configs" / "quickstart.yaml"), place / "again", Silent())
     assert again.bundle.manifest.fingerprint == built.bundle.manifest.fingerprint
     one, other = built.bundle.path, again.bundle.path
     names = sorted(p.name for p in one.iterdir())
@@ -129,7 +129,7 @@ def test_what_else_python_has_loaded_moves_no_byte_of_the_engine(
 def changed(place: Path, name: str, **sections: Any) -> Any:
     """The quickstart with some keys of its sections replaced."""
     sets = [f"{section}.{key}={json.dumps(value)}" for section, keys in sections.items() for key, value in keys.items()]
-    return load_job(place / "configs" / "quickstart.yaml", [f"name={name}", *sets])
+    return read_job(place / "configs" / "quickstart.yaml", [f"name={name}", *sets])
 
 
 def test_a_failed_check_still_leaves_its_bundle_and_exits_1(place: Path) -> None:

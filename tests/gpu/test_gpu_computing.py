@@ -18,7 +18,7 @@ def both(gpu):
         pytest.skip("torch is built without CUDA")
     if not (ROOT / "data" / "digits" / "resnet.safetensors").exists():
         pytest.skip("data/digits is not made: run make quickstart")
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.model.computing import VARIABLE
     from trtpipe.pipeline.prepared import PreparedJob, Stages
     from trtpipe.progress import Silent
@@ -27,7 +27,7 @@ def both(gpu):
     with pytest.MonkeyPatch.context() as patch:
         for device in ("cpu", "cuda"):
             patch.setenv(VARIABLE, device)
-            one = PreparedJob(load_job(ROOT / "configs" / "quickstart.yaml", ()), Stages(Silent()))
+            one = PreparedJob(read_job(ROOT / "configs" / "quickstart.yaml", ()), Stages(Silent()))
             assert one.device.startswith(device)
             prepared.append(one)
     return prepared

@@ -44,7 +44,7 @@ def line(target, gpu, tmp_path_factory):
     pytest.importorskip("timm")
     from photos import write_photos
 
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
     from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
@@ -64,7 +64,7 @@ def line(target, gpu, tmp_path_factory):
         "check": {**data, "samples": 64, "limits": {"cosine_min": 0.5}},
     }
     (folder / "job.yaml").write_text(json.dumps(content))
-    job, stages = load_job(folder / "job.yaml"), Stages(Silent())
+    job, stages = read_job(folder / "job.yaml"), Stages(Silent())
     prepared = prepare(job, stages)
     return Line(job, prepared, calibrate(job, prepared, stages), stages)
 

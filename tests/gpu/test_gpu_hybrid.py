@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import trtpipe
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import build
 from trtpipe.progress import Silent
 from trtpipe.routes import options
@@ -57,7 +57,7 @@ def test_a_hybrid_engine_answers_as_the_baseline_did(tmp_path, target, int8):
         job |= {"precision": {"int8_mode": True}}
         job |= {"calibration": {"arrays": "x.npy", "batch_size": 8, "algorithm": "minmax"}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
-    built = build(load_job(tmp_path / "job.yaml"), tmp_path / "out", Silent())
+    built = build(read_job(tmp_path / "job.yaml"), tmp_path / "out", Silent())
     assert built.report.executed == "engine"
     assert built.report.metrics
     assert all(m.passed is not False for m in built.report.metrics), built.report

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def quickstart(gpu, tmp_path_factory):
     """The quickstart built here with check.require: engine."""
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline import build as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt import flavour
@@ -25,7 +25,7 @@ def quickstart(gpu, tmp_path_factory):
     if target == "tensorrt_rtx" and (support := rtx_support(gpu.compute_capability)).runs is False:
         pytest.skip(f"{gpu.name}: {support.why}")
     overrides = (f"build.target={target}", "build.compute_capability=[]", "check.require=engine")
-    job = load_job(ROOT / "configs" / "quickstart.yaml", overrides)
+    job = read_job(ROOT / "configs" / "quickstart.yaml", overrides)
     return pipeline.build(job, tmp_path_factory.mktemp("out"), Silent())
 
 
@@ -38,7 +38,7 @@ def test_the_quickstart_executes_its_engine(quickstart):
 def test_where_no_engine_runs_the_graph_is_checked_and_the_report_says_why(gpu, tmp_path):
     """PyTorch computes on the GPU all the same: baseline, calibration, ranges."""
     pytest.importorskip("tensorrt_rtx")
-    from trtpipe.job.load import load_job
+    from trtpipe.job.load import read_job
     from trtpipe.pipeline import build as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt.platforms import rtx_support
@@ -48,7 +48,7 @@ def test_where_no_engine_runs_the_graph_is_checked_and_the_report_says_why(gpu, 
         pytest.skip(f"{gpu.name}: {support.why}")
     if not (ROOT / "data" / "digits" / "resnet.safetensors").exists():
         pytest.skip("data/digits is not made: run make quickstart")
-    job = load_job(ROOT / "configs" / "quickstart.yaml", ("build.target=tensorrt_rtx", "build.compute_capability=[]"))
+    job = read_job(ROOT / "configs" / "quickstart.yaml", ("build.target=tensorrt_rtx", "build.compute_capability=[]"))
     report = pipeline.build(job, tmp_path, Silent()).report
     assert (report.executed, report.passed) == ("graph", True)
     assert any(support.why in note for note in report.notes), report.notes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jobs import GOOD, good_folder
 
 from trtpipe.job.dump import job_text, write_job
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.yamlfile import parse
 
 TEXTS = [
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_back(folder: Path, args: dict[str, object]) -> object:
     (folder / "job.yaml").write_text(GOOD)
-    job = load_job(folder / "job.yaml")
+    job = read_job(folder / "job.yaml")
     changed = job.model_copy(update={"model": job.model.model_copy(update={"args": args})})
     return parse(job_text(changed, folder)).data["model"]["args"]
 
@@ -48,7 +48,7 @@ def test_any_text_stays_text(folder: Path, text: str) -> None:
 
 def test_what_reads_back_as_another_job_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "job.yaml").write_text(GOOD)
-    job, target = load_job(folder / "job.yaml"), folder / "tuned.yaml"
+    job, target = read_job(folder / "job.yaml"), folder / "tuned.yaml"
     write_job(job, target, "first")
     before = target.read_text()
     monkeypatch.setattr("trtpipe.job.dump.job_text", lambda job, folder: GOOD.replace("name: ", "name: other-"))

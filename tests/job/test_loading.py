@@ -10,7 +10,7 @@ from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, JobFile, load_job
+from trtpipe.job.load import JobErrors, JobFile, read_job
 from trtpipe.job.sections import Build
 
 
@@ -18,7 +18,7 @@ def test_every_problem_at_once(folder):
     path = write(folder, ("factory:", "factroy:"), ("entropy_2", "entropy3"), ("images: val", "images: vla"),
                  ("  fp16_mode: true", "  fp16_mode: true\n  bf16_mode: true"))  # fmt: skip
     with pytest.raises(JobErrors) as raised:
-        load_job(path)
+        read_job(path)
     assert [p.path for p in raised.value.problems] == [
         "model.factroy",
         "precision.bf16_mode",
@@ -30,29 +30,29 @@ def test_every_problem_at_once(folder):
 @pytest.mark.parametrize("text", ["check.limits.cosine_min=", "check.limits.cosine_min= "])
 def test_a_limit_is_not_taken_away_by_an_empty_variable_of_the_shell(folder, text):
     with pytest.raises(JobErrors) as raised:
-        load_job(write(folder), [text])
+        read_job(write(folder), [text])
     assert str(raised.value) == (
         "--set: check.limits.cosine_min: must have a value (got nothing). Write null where it may be left out."
     )
-    limits = load_job(write(folder), ["check.limits={cosine_min: 0.5, sqnr_db_min: 1}", "check.limits.cosine_min=null"])
+    limits = read_job(write(folder), ["check.limits={cosine_min: 0.5, sqnr_db_min: 1}", "check.limits.cosine_min=null"])
     assert limits.check.limits.given == {"sqnr_db_min": 1}
 
 
 def test_a_file_that_is_no_job_is_not_shown(folder):
     (folder / "key").write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n")
     with pytest.raises(JobErrors) as raised:
-        load_job(folder / "key")
+        read_job(folder / "key")
     assert str(raised.value).startswith(f"{folder}/key:1: must be a mapping (got text). Its keys are name, ")
 
 
 def test_one_override_may_stand_alone(folder):
-    assert load_job(write(folder), "name=other").name == "other"
+    assert read_job(write(folder), "name=other").name == "other"
 
 
 def test_a_link_to_nothing_is_called_one(folder):
     (folder / "gone.yaml").symlink_to(folder / "nowhere.yaml")
     with pytest.raises(JobErrors) as raised:
-        load_job(folder / "gone.yaml")
+        read_job(folder / "gone.yaml")
     assert str(raised.value) == f"{folder}/gone.yaml: must be a job file (got a link to nothing)."
 
 
@@ -66,7 +66,7 @@ def test_build_prints_the_same_problems_and_builds_nothing(folder, capsys):
 def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
     path = write(folder)
     monkeypatch.chdir(folder.parent)
-    job = load_job(f"{folder.name}/{path.name}")
+    job = read_job(f"{folder.name}/{path.name}")
     assert job.model.weights == str(folder / "w.safetensors")
     assert job.calibration is not None
     assert job.calibration.images == str(folder / "calib")
@@ -75,50 +75,50 @@ def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
 
 
 def test_the_folder_is_no_part_of_the_job(folder):
-    job = load_job(write(folder))
+    job = read_job(write(folder))
     assert not {"folder", "_folder"} & set(job.model_dump(mode="json"))
     again = Job.model_validate(job.model_dump())
     assert again.folder is None
     assert (again.text, job.text) == ("", GOOD)
-    assert load_job(folder / "job.yaml", ["check.seed=1"]).text == GOOD + "# --set check.seed=1\n"
+    assert read_job(folder / "job.yaml", ["check.seed=1"]).text == GOOD + "# --set check.seed=1\n"
     assert again.model_dump() == job.model_dump()
     assert Job.model_validate_json(job.model_dump_json()).model_dump() == job.model_dump()
 
 
 def test_compute_capabilities_are_taken_as_written(folder, capsys):
-    job = load_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, '7.5']")))
+    job = read_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, '7.5']")))
     assert job.build.compute_capability == ("8.6", "12.0", "7.5")
     path = write(folder, ("[8.6, 12.0]", "[12.10]"))
     with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
-        load_job(path)
+        read_job(path)
 
 
 def test_builder_options_are_read_as_strictly_as_the_rest(folder):
     lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 32}}]\n  tensor_formats: {image: [linear]}\n"
-    job = load_job(write(folder, ("build:\n", lines)))
+    job = read_job(write(folder, ("build:\n", lines)))
     assert job.build.profiles[0]["N"].opt == 2
     assert job.build.tensor_formats == {"image": ("linear",)}
     with pytest.raises(
         JobErrors, match=r"build\.tf32: must be true or false \(got 'yes'\)\. Write true, without quotes"
     ):
-        load_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
+        read_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
     with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: must have min <= opt <= max \(got 3, 2, 4\)"):
-        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
+        read_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
     with pytest.raises(
         JobErrors, match=r"profiles\[0\]\.N: must be {min, opt, max}, whole numbers \(got a mapping of min"
     ):
-        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3}}]\n")))
+        read_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3}}]\n")))
 
 
 def test_a_dimension_may_be_called_no(folder):
-    job = load_job(write(folder, (INPUT, "{shape: [no, 1, 32, 32], no: {min: 1, opt: 2, max: 4}}")))
+    job = read_job(write(folder, (INPUT, "{shape: [no, 1, 32, 32], no: {min: 1, opt: 2, max: 4}}")))
     (spec,) = job.input_specs()
     assert spec.shape == ("no", 1, 32, 32)
     assert (spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]) == (1, 2, 4)
 
 
 def test_a_dimension_of_one_size_is_a_number(folder):
-    job = load_job(
+    job = read_job(
         write(folder, (INPUT, "{shape: [N, 1, H, 32], N: {min: 2, opt: 2, max: 2}, H: {min: 8, opt: 8, max: 32}}"))
     )
     (spec,) = job.input_specs()
@@ -128,15 +128,15 @@ def test_a_dimension_of_one_size_is_a_number(folder):
 
 
 def test_batch_size_stays_within_the_batch_dimension(folder):
-    job = load_job(write(folder))
+    job = read_job(write(folder))
     assert job.batch_size(job.check) == 32
     assert job.batch_size(job.check.model_copy(update={"batch_size": 100})) == 32
-    static = load_job(write(folder, (INPUT, "{shape: [4, 1, 32, 32]}")))
+    static = read_job(write(folder, (INPUT, "{shape: [4, 1, 32, 32]}")))
     assert static.batch_size(static.check) == 4
 
 
 def test_the_check_uses_calibrations_transform(folder):
-    job = load_job(write(folder))
+    job = read_job(write(folder))
     assert job.check.transform is None
     assert job.calibration is not None
     assert job.check_transform() == job.calibration.transform
@@ -144,7 +144,7 @@ def test_the_check_uses_calibrations_transform(folder):
 
 def test_set_overrides_the_file(folder):
     path = write(folder)
-    job = load_job(path, ("build.target=tensorrt", "precision.keep.fp32=[head.*]", "check.samples=3",
+    job = read_job(path, ("build.target=tensorrt", "precision.keep.fp32=[head.*]", "check.samples=3",
                           "build.compute_capability=[8.9]", "model.args.depth=2"))  # fmt: skip
     assert job.build.target == "tensorrt"
     assert job.precision.keep.fp32 == ("head.*",)
@@ -202,7 +202,7 @@ def test_files_that_cannot_be_read(name, content, expected, folder, capsys, monk
 
 
 def test_a_job_made_in_python_keeps_the_same_rules(folder):
-    good = load_job(write(folder)).model_dump()
+    good = read_job(write(folder)).model_dump()
     with pytest.raises(ValueError, match=r"precision\.bf16_mode: must not be set with fp16_mode"):
         Job.model_validate(good | {"precision": {"fp16_mode": True, "bf16_mode": True}})
 
@@ -222,7 +222,7 @@ def test_a_file_without_an_end_is_not_read_to_it(capsys):
         assert main(["validate", path]) == 2
         assert capsys.readouterr().err.startswith(f"{path}: must be a file or a folder (got a pipe or a device). ")
         with pytest.raises(JobErrors, match=rf"^{path}: must be readable \(got no regular file\)\.$"):
-            load_job(path)
+            read_job(path)
 
 
 def test_nor_is_a_long_one(tmp_path, capsys):
@@ -244,14 +244,14 @@ def test_nor_is_a_key(tmp_path):
 
 def test_paths_in_lists_are_those_of_the_jobs_folder(folder):
     (folder / "libtwice.so").write_bytes(b"")
-    job = load_job(write(folder, ("compute_capability: [8.6, 12.0]", "target: tensorrt\n  plugins: [./libtwice.so]")))
+    job = read_job(write(folder, ("compute_capability: [8.6, 12.0]", "target: tensorrt\n  plugins: [./libtwice.so]")))
     assert job.build.plugins == (str(folder / "libtwice.so"),)
 
 
 @pytest.mark.parametrize("value", ["[bias, bia]", "yes", "3", "{a: 1}", "[[bias]]"])
 def test_corrections_are_refused_in_the_words_of_the_file(folder, value):
     with pytest.raises(JobErrors) as raised:
-        load_job(write(folder), [f"calibration.corrections={value}"])
+        read_job(write(folder), [f"calibration.corrections={value}"])
     (problem,) = raised.value.problems
     assert problem.path == "calibration.corrections"
     assert problem.text.startswith(
@@ -277,7 +277,7 @@ def test_no_problem_names_a_type_of_the_code_as_a_key(folder, value):
     assert len(known) > 60
     for key in sorted(known):
         try:
-            load_job(path, [f"{key}={value}"], paths_exist=False)
+            read_job(path, [f"{key}={value}"], paths_exist=False)
         except JobErrors as error:
             for problem in error.problems:
                 rest = problem.path.removeprefix(key)
@@ -288,7 +288,7 @@ def test_no_problem_names_a_type_of_the_code_as_a_key(folder, value):
 
 def test_a_path_from_home_is_not_called_one_of_the_jobs_folder(folder):
     with pytest.raises(JobErrors) as raised:
-        load_job(write(folder), ["check.images=~/nowhere-at-all"])
+        read_job(write(folder), ["check.images=~/nowhere-at-all"])
     (problem,) = raised.value.problems
     assert problem.text == (
         "must be a folder that exists (got '~/nowhere-at-all': nothing there). "

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from trtpipe.errors import InputError
 from trtpipe.job import yamlfile
-from trtpipe.job.load import JobErrors, load_job, load_jobs
+from trtpipe.job.load import JobErrors, read_job, read_jobs
 from trtpipe.job.matrix import expand
 from trtpipe.pipeline.validate import validate
 
@@ -27,13 +27,13 @@ def write(folder, head, body=BODY):
 
 def problems(folder, head, body=BODY):
     with pytest.raises(JobErrors) as caught:
-        load_jobs(write(folder, head, body))
+        read_jobs(write(folder, head, body))
     return [str(p).replace(str(folder) + "/", "") for p in caught.value.problems]
 
 
 def test_each_combination_is_a_job_with_a_name_of_its_own(tmp_path):
     head = "name: a\nmatrix:\n  precision: [fp16, int8_fp16]\n  target: [tensorrt_rtx, onnxruntime]\n"
-    jobs = load_jobs(write(tmp_path, head))
+    jobs = read_jobs(write(tmp_path, head))
     assert [j.name for j in jobs] == [
         "a-fp16-tensorrt_rtx", "a-fp16-onnxruntime", "a-int8_fp16-tensorrt_rtx", "a-int8_fp16-onnxruntime",
     ]  # fmt: skip
@@ -48,12 +48,12 @@ def test_each_combination_is_a_job_with_a_name_of_its_own(tmp_path):
 
 def test_the_name_says_where_labels_go_and_the_others_are_appended(tmp_path):
     head = "name: '{target}.a'\nmatrix:\n  target: [onnxruntime]\n  calibration.batch_size: [8]\n"
-    assert [j.name for j in load_jobs(write(tmp_path, head))] == ["onnxruntime.a-8"]
+    assert [j.name for j in read_jobs(write(tmp_path, head))] == ["onnxruntime.a-8"]
 
 
 def test_a_mapping_is_laid_over_and_anything_else_replaces(tmp_path):
     head = "name: a\nmatrix:\n  calibration: {few: {samples: 4}, other: {samples: 8, algorithm: minmax}}\n"
-    few, other = load_jobs(write(tmp_path, head))
+    few, other = read_jobs(write(tmp_path, head))
     assert (few.calibration.samples, few.calibration.algorithm) == (4, "auto")
     assert (other.calibration.samples, other.calibration.algorithm) == (8, "minmax")
     assert few.calibration.arrays == other.calibration.arrays == str(tmp_path / "data.npz")
@@ -63,7 +63,7 @@ def test_paths_in_a_list_are_labelled_by_their_stem_and_resolved(tmp_path):
     for name in ("small", "large"):
         (tmp_path / f"{name}.safetensors").touch()
     head = "name: '{weights}'\nmatrix:\n  weights: [./small.safetensors, ./large.safetensors]\n"
-    jobs = load_jobs(write(tmp_path, head))
+    jobs = read_jobs(write(tmp_path, head))
     assert [(j.name, j.model.weights) for j in jobs] == [
         (n, str(tmp_path / f"{n}.safetensors")) for n in ("small", "large")
     ]
@@ -172,7 +172,7 @@ def test_a_wrong_key_outside_the_matrix_is_said_once(tmp_path):
 
 def test_set_is_laid_over_every_job(tmp_path):
     path = write(tmp_path, "name: a\nmatrix:\n  precision: [fp32, fp16]\n")
-    assert [j.check.seed for j in load_jobs(path, ["check.seed=5"])] == [5, 5]
+    assert [j.check.seed for j in read_jobs(path, ["check.seed=5"])] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -186,19 +186,19 @@ def test_what_an_axis_sets_is_not_overridden(tmp_path, override, axis):
     if "int8" in override:
         path = write(tmp_path, "name: a-{precision}\nmatrix:\n  precision: [fp16, int8]\n  target: [onnxruntime]\n")
     with pytest.raises(JobErrors) as caught:
-        load_jobs(path, [override])
+        read_jobs(path, [override])
     key = override.partition("=")[0]
     assert str(caught.value).startswith(
         f"--set: {key}: must be left to the matrix, whose axis {axis} sets it (got '{override}'). The names of its "
         f"jobs say {{{axis}}}: edit the file."
     )
-    assert len(load_jobs(path, ["check.seed=5"])) == 2
+    assert len(read_jobs(path, ["check.seed=5"])) == 2
 
 
 def test_a_matrix_is_not_one_job(tmp_path):
     path = write(tmp_path, "name: a\nmatrix:\n  precision: [fp32, fp16]\n")
     with pytest.raises(JobErrors) as caught:
-        load_job(path)
+        read_job(path)
     assert str(caught.value).endswith(
         "matrix: must not be in the file of one job (got several jobs). "
         "Give it to `trtpipe build`, `validate` or `nightly`."

@@ -15,7 +15,7 @@ import torch
 import trtpipe
 from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.model.bindings import Bound
 from trtpipe.model.export import export
 from trtpipe.model.load import load_model
@@ -158,7 +158,7 @@ def job(folder: Path, body: str, outputs: tuple[str, ...], name: str, **changes:
 @pytest.mark.parametrize("at", range(len(MODELS)), ids=lambda k: list(MODELS)[k])
 def test_a_model_is_taken_or_its_message_says_what_helps(tmp_path: Path, at: int) -> None:
     body, (outputs, wanted) = list(MODELS.items())[at]
-    problems = [str(e) for e in deep_problems(load_job(job(tmp_path, body, outputs, f"awkward_{at}")))]
+    problems = [str(e) for e in deep_problems(read_job(job(tmp_path, body, outputs, f"awkward_{at}")))]
     if wanted is None:
         assert problems == []
         return
@@ -223,9 +223,9 @@ def test_formats_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Pat
     precision = {"fp16_mode": True, **precision}
     file = job(tmp_path, "return y", ONE, "awkward_globs", precision=precision, build=build, **samples)
     with pytest.raises(InputError) as caught:
-        _ = PreparedJob(load_job(file), Stages(Silent())).captured
+        _ = PreparedJob(read_job(file), Stages(Silent())).captured
     assert str(caught.value).startswith(said)
-    assert any(str(e).startswith(said) for e in deep_problems(load_job(file)))
+    assert any(str(e).startswith(said) for e in deep_problems(read_job(file)))
 
 
 def test_that_an_output_depends_on_its_batch_is_said_on_the_terminal(
@@ -243,7 +243,7 @@ def test_a_failed_export_prints_and_logs_nothing_of_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = job(tmp_path, "return y if x.sum() > 0 else -y", ONE, "awkward_silent")
-    assert deep_problems(load_job(file))
+    assert deep_problems(read_job(file))
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
     assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
@@ -287,7 +287,7 @@ def test_an_encoder_is_not_asked_for_what_nothing_is_of(tmp_path: Path, check: s
     file = job(tmp_path, "", ("y",), "unused", model={"factory": "whole:make"},
                inputs={"tokens": {"dtype": "int64", **shape}, "mask": {"dtype": "bool", **shape}},
                check={"arrays": "x.npz", "limits": {"cosine_min": 0.99}})  # fmt: skip
-    problems = [str(e) for e in deep_problems(load_job(file))]
+    problems = [str(e) for e in deep_problems(read_job(file))]
     assert problems == [] if not wrong else problems[0].startswith(wrong)
 
 
@@ -318,11 +318,11 @@ def test_a_wrapped_network_is_taken_out_and_others_are_refused(tmp_path: Path, m
     module = tmp_path / f"{name}.py"
     module.write_text(module.read_text().replace("classes = None\n", "").replace("return Net()", f"return {made}"))
     if MADE[made] is None:
-        assert deep_problems(load_job(file)) == ()
-        names = load_model(load_job(file), tmp_path).module.state_dict()
+        assert deep_problems(read_job(file)) == ()
+        names = load_model(read_job(file), tmp_path).module.state_dict()
         assert set(names) == {"network.a.weight", "network.a.bias"}
         return
-    text = "\n".join(map(str, deep_problems(load_job(file))))
+    text = "\n".join(map(str, deep_problems(read_job(file))))
     for part in MADE[made] or ():
         assert part in text
 
@@ -341,7 +341,7 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
     file = job(tmp_path, "return y", ONE, name)
     module = tmp_path / f"{name}.py"
     module.write_text(module.read_text().replace("forward(self, x)", body))
-    (problem,) = map(str, deep_problems(load_job(file)))
+    (problem,) = map(str, deep_problems(read_job(file)))
     step = "name each in inputs, or wrap the model."
     if "*" in taken:
         step = "it is given them in order, so wrap the model in one that takes x in order."
@@ -351,7 +351,7 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
 def test_weights_that_forward_makes_are_refused(tmp_path: Path) -> None:
     """They are others in each process."""
     body = "self.b = getattr(self, 'b', None) or nn.Linear(y.shape[1], 2)\n        return self.b(y)"
-    (problem,) = map(str, deep_problems(load_job(job(tmp_path, body, ONE, "awkward_maker"))))
+    (problem,) = map(str, deep_problems(read_job(job(tmp_path, body, ONE, "awkward_maker"))))
     assert problem == (
         "model: its weights must be there when it is made (got b.weight, which forward makes as it first runs: others "
         "each time). Make its layer in __init__."
@@ -420,7 +420,7 @@ def test_an_argument_of_a_class_is_said_to_be_given_as_a_dict(tmp_path: Path) ->
     module = tmp_path / "awkward_class.py"
     module.write_text(module.read_text().replace("forward(self, x)", "forward(self, b)").replace("(x)", "(b.x)"))
     np.savez(tmp_path / "x.npz", **{name: np.zeros((4, 4), np.float32) for name in inputs})
-    text = "\n".join(map(str, deep_problems(load_job(file))))
+    text = "\n".join(map(str, deep_problems(read_job(file))))
     assert (
         "what paths name is given as dicts, lists and tuples, so wrap the model where it takes another class." in text
     )
@@ -438,7 +438,7 @@ def test_what_torch_export_asks_of_a_size_is_said(
     shape = {"shape": ["N", 1, "L", 4], "N": {"min": 1, "opt": 2, "max": 4}, "L": {"min": 5, "opt": 8, "max": 12}}
     file = job(tmp_path, body, ONE, "awkward_guarded", inputs={"x": shape})
     np.save(tmp_path / "x.npy", np.zeros((6, 1, 8, 4), np.float32))
-    (problem,) = map(str, deep_problems(load_job(file)))
+    (problem,) = map(str, deep_problems(read_job(file)))
     assert problem == (
         "capture: what the model needs of sizes must hold, and torch.export show that it does, for all that inputs "
         "declare (got 2*(((-1) + L) // 2) < L for 5 <= L <= 12; L = 2*_L would do). Declare a number in "
@@ -455,7 +455,7 @@ def test_an_inequality_of_sizes_is_said_too(tmp_path: Path) -> None:
     shape = {"shape": ["N", 1, "L", 4], "N": {"min": 1, "opt": 2, "max": 4}, "L": {"min": 16, "opt": 32, "max": 64}}
     file = job(tmp_path, body, ONE, "awkward_unequal", inputs={"x": shape})
     np.save(tmp_path / "x.npy", np.zeros((6, 1, 32, 4), np.float32))
-    (problem,) = map(str, deep_problems(load_job(file)))
+    (problem,) = map(str, deep_problems(read_job(file)))
     assert problem.startswith("capture: what the model needs of sizes must hold, and torch.export show that it does, ")
     assert " or change what asks for that in the model, like ceil_mode." in problem
 
@@ -496,7 +496,7 @@ CODES = {
 @pytest.mark.parametrize("at", range(len(CODES)), ids=lambda k: list(CODES)[k])
 def test_what_the_models_own_code_raises_is_not_the_compilers(tmp_path: Path, at: int) -> None:
     body, code = list(CODES.items())[at]
-    problems = deep_problems(load_job(job(tmp_path, body, ONE, f"coded_{at}")))
+    problems = deep_problems(read_job(job(tmp_path, body, ONE, f"coded_{at}")))
     assert {problem.exit_code for problem in problems} == {code}
 
 
@@ -527,7 +527,7 @@ def test_a_size_that_is_1_within_the_model_is_said_with_where_the_range_may_begi
 def test_code_in_a_folder_whose_name_is_no_utf8_is_told_so(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
-    loaded = load_job(job(folder, "return y", ONE, "awkward_latin"))
+    loaded = read_job(job(folder, "return y", ONE, "awkward_latin"))
     with pytest.raises(
         InputError, match=r"^model\.factory: its code must lie in folders whose names are UTF-8 \(got .*caf\\udce9"
     ):

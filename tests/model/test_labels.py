@@ -22,7 +22,7 @@ from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.limits import OwnMetric
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.sections import Data, Transform
 from trtpipe.model.data import _orders_differ, open_check, turned, with_labels
 from trtpipe.model.labels import classes_of, labels_of, names_classes
@@ -56,7 +56,7 @@ def job(tmp: Path, check: tuple[str, ...], calib: tuple[str, ...] = (), labels: 
         (tmp / "classes.txt").write_text(labels)
         text["check"]["labels"] = "classes.txt"
     (tmp / "job.yaml").write_text(json.dumps(text))
-    return load_job(tmp / "job.yaml")
+    return read_job(tmp / "job.yaml")
 
 
 def opened(made: Job, check: dict[str, Any]) -> Any:
@@ -282,7 +282,7 @@ def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path, wrong: i
         "check": {"arrays": "x.npz"},
     }
     (tmp_path / "job.yaml").write_text(json.dumps(text))
-    made = load_job(tmp_path / "job.yaml")
+    made = read_job(tmp_path / "job.yaml")
     with pytest.raises(InputError) as caught:
         with_labels(made, model(5), open_check(made))
     assert str(caught.value) == (

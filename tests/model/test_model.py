@@ -14,7 +14,7 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
@@ -110,7 +110,7 @@ def job(tmp_path: Path) -> Any:
             "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
         }
         (tmp_path / "job.yaml").write_text(json.dumps(raw))
-        return load_job(tmp_path / "job.yaml", paths_exist=False)
+        return read_job(tmp_path / "job.yaml", paths_exist=False)
 
     yield make
     sys.modules.pop("mynet", None)
@@ -316,7 +316,7 @@ def two_inputs(folder: Path, factory: str, names: tuple[str, str]) -> Job:
         "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
     }
     (folder / "job.yaml").write_text(json.dumps(raw))
-    return load_job(folder / "job.yaml", paths_exist=False)
+    return read_job(folder / "job.yaml", paths_exist=False)
 
 
 @pytest.mark.parametrize("names", [("left", "right"), ("a", "b")])

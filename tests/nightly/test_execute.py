@@ -6,7 +6,7 @@ import pytest
 
 from calib.errors import CalibCancelled
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.nightly import execute
 from trtpipe.nightly.execute import _fresh_modules
 from trtpipe.nightly.options import Options
@@ -77,7 +77,7 @@ def job(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(TEXT)
     (tmp_path / "x.npz").touch()
-    return load_job(path)
+    return read_job(path)
 
 
 def test_tasks_survive_being_plain_data(job):

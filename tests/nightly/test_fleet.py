@@ -17,7 +17,7 @@ from nights import fingerprints, night, outcomes
 
 from trtpipe.cli.main import main
 from trtpipe.errors import MissingError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import announced
@@ -42,9 +42,9 @@ def test_what_follows_from_the_rest_is_not_shown():
 
 def test_what_a_job_needs(tmp_path):
     jobs = nights.make_world(tmp_path)
-    job = load_job(nights.write_job(jobs, "a", "build: {target: tensorrt}\nworker: [sm87, tensorrt=10.3]\n"))
+    job = read_job(nights.write_job(jobs, "a", "build: {target: tensorrt}\nworker: [sm87, tensorrt=10.3]\n"))
     assert needs(job) == {"torch", "tensorrt", "sm87", "tensorrt=10.3"}
-    job = load_job(jobs / "a.yaml", ["check.require=engine"])
+    job = read_job(jobs / "a.yaml", ["check.require=engine"])
     assert "gpu" in needs(job)
 
 

@@ -8,7 +8,7 @@ import nights
 import pytest
 
 from trtpipe.evaluation.bench import Bench, Row
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline import build as build_module
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
@@ -75,13 +75,13 @@ def outcome(built):
 
 @pytest.fixture(scope="module")
 def expected(world):
-    job = load_job(world / "jobs" / "m.yaml")
+    job = read_job(world / "jobs" / "m.yaml")
     return lambda: outcome(build(job, world / "plain", Silent()))
 
 
 @pytest.mark.parametrize("kept", [s for n in range(5) for s in itertools.combinations(KINDS, n)], ids="+".join)
 def test_any_part_of_the_cache_gives_what_no_cache_gives(world, kept, once):
-    job = load_job(world / "jobs" / "m.yaml")
+    job = read_job(world / "jobs" / "m.yaml")
     root = world / "cache"
     if not root.exists():
         build(job, world / "first", Silent(), results=results(world, job, root))
@@ -116,7 +116,7 @@ def once(_held, expected):
 def test_an_engine_from_the_cache_is_blamed_and_timed_as_a_new_one(world):
     """Of TensorRT-RTX; the graph is executed in its place where no GPU is."""
     pytest.importorskip("tensorrt_rtx")
-    job = load_job(world / "jobs" / "m.yaml", ["build={target: tensorrt_rtx, compute_capability: ['8.6']}"])
+    job = read_job(world / "jobs" / "m.yaml", ["build={target: tensorrt_rtx, compute_capability: ['8.6']}"])
     root = world / "rtx"
     first = outcome(build(job, world / "first", Silent(), results=results(world, job, root)))
     for kind in KINDS:

@@ -11,7 +11,7 @@ import pytest
 
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.job import Job
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline import stages
 from trtpipe.pipeline.build import build
 from trtpipe.progress import Silent
@@ -25,7 +25,7 @@ PRECISION = "precision: {fp16_mode: true}\nbuild: {target: tensorrt_rtx}\n"
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     nights.make_world(tmp_path / "jobs")
-    return load_job(nights.write_job(tmp_path / "jobs", "m", PRECISION))
+    return read_job(nights.write_job(tmp_path / "jobs", "m", PRECISION))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trtpipe.errors import TrtpipeError
 from trtpipe.evaluation.bench import Bench
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, load_job
+from trtpipe.job.load import JobErrors, read_job
 from trtpipe.job.section import Section
 from trtpipe.job.sections import Build
 from trtpipe.nightly.options import Options, Unwatched
@@ -138,7 +138,7 @@ def folder(tmp_path, monkeypatch):
     for name in ("net.ts", "net.pt2", "net.onnx"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    make_table(load_job(write(tmp_path, PRECISIONS["int8"])), Silent()).save(tmp_path / "table.json")
+    make_table(read_job(write(tmp_path, PRECISIONS["int8"])), Silent()).save(tmp_path / "table.json")
     return tmp_path
 
 
@@ -222,7 +222,7 @@ def refused(folder: Path, precision: str, key: str) -> tuple[str, ...]:
 def noted(folder: Path, precision: str, key: str) -> tuple[str, ...]:
     """The notes on a job of this kind with another value of `key`; a note on a section names each of its keys."""
     try:
-        notes = load_job(write(folder, PRECISIONS[precision], CHANGES[key]), paths_exist=False).unused()
+        notes = read_job(write(folder, PRECISIONS[precision], CHANGES[key]), paths_exist=False).unused()
     except JobErrors:
         return ()
     return tuple(
@@ -239,7 +239,7 @@ def test_every_key_is_read_refused_or_noted(folder, trace, monkeypatch, command,
         runs["passes"] = {}
     for name, change in runs.items():
         try:
-            job = load_job(write(folder, PRECISIONS[precision], change))
+            job = read_job(write(folder, PRECISIONS[precision], change))
         except JobErrors as error:  # pragma: no cover - a mistake in this test
             pytest.fail(str(error))
         run(command, job, folder, folder / name, trace, monkeypatch)

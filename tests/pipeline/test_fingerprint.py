@@ -7,7 +7,7 @@ from jobs import GOOD, good_folder
 from pydantic import BaseModel
 
 from trtpipe.job.job import Job
-from trtpipe.job.load import PATHS, load_job
+from trtpipe.job.load import PATHS, read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.environment import WITHOUT_EFFECT, fingerprint, portable_job
 from trtpipe.pipeline.cache.keys import CONTENTS
@@ -39,10 +39,10 @@ def test_a_job_is_told_alike_whatever_the_machine(key, tmp_path):
     path = good_folder(tmp_path) / "job.yaml"
     path.write_text(GOOD.replace("build:\n  compute_capability: [8.6, 12.0]\n", "build: {target: tensorrt}\n"))
     overrides = () if key != "build.calibration_cache" else ("build.quantization=implicit",)
-    plain = portable_job(load_job(path, overrides))
-    changed = load_job(path, (*overrides, f"{key}={OF_THE_MACHINE[key]}"))
+    plain = portable_job(read_job(path, overrides))
+    changed = read_job(path, (*overrides, f"{key}={OF_THE_MACHINE[key]}"))
     assert portable_job(changed) == plain
-    assert portable_job(load_job(path, (*overrides, "check.batch_size=3"))) != plain
+    assert portable_job(read_job(path, (*overrides, "check.batch_size=3"))) != plain
     assert '"name": "digits"' in plain
 
 
@@ -74,7 +74,7 @@ def built(tmp_path_factory):
     (folder / "job.yaml").write_text(json.dumps(job))
 
     def make(*overrides):
-        made = load_job(folder / "job.yaml", overrides)
+        made = read_job(folder / "job.yaml", overrides)
         return build(made, folder / "out", Silent(), diagnose_seconds=0).bundle.manifest.fingerprint
 
     return make

@@ -11,7 +11,7 @@ import pytest
 import trtpipe
 from trtpipe.api import build, calibrate
 from trtpipe.errors import InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.bench import _ort_modes
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.tune import tune
@@ -167,7 +167,7 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
 
 
 def test_bench_has_a_row_for_the_formats_of_the_job_and_none_for_int8_without_it(folder):
-    job = load_job(write(folder, "bench", "{fp8_mode: true}"))
+    job = read_job(write(folder, "bench", "{fp8_mode: true}"))
     prepared = PreparedJob(job, Stages(Silent()))
     table = calibrate(folder / "bench.yaml")
     images = {"image": np.load(folder / "check.npy")}
@@ -217,7 +217,7 @@ def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):
 )  # fmt: skip
 def test_the_words_of_a_job_that_cannot_be(folder, precision, build_section, message):
     with pytest.raises(InputError) as raised:
-        load_job(write(folder, "bad", precision, build=build_section))
+        read_job(write(folder, "bad", precision, build=build_section))
     lines = [re.sub(r"^.*bad.yaml:\d+: ", "", line) for line in str(raised.value).splitlines()]
     assert message in lines
 
@@ -229,10 +229,10 @@ def test_calibration_is_needed_by_what_quantizes_activations(folder):
         with pytest.raises(
             InputError, match=rf"calibration: must be given when precision\.{mode} is true \(got none\)"
         ):
-            load_job(path)
+            read_job(path)
     path = write(folder, "alone", "{weights: int4}")
     path.write_text("\n".join(x for x in path.read_text().splitlines() if not x.startswith("calibration")))
-    assert load_job(path).calibration is None
+    assert read_job(path).calibration is None
 
 
 def test_weights_that_nothing_could_be_fitted_to_and_a_table_that_is_not_used_are_said(folder, tmp_path):
@@ -242,10 +242,10 @@ def test_weights_that_nothing_could_be_fitted_to_and_a_table_that_is_not_used_ar
     )
     unused = "calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode"
     target = "{target: onnxruntime}"
-    by_table = build(load_job(write(folder, "by-table", "{weights: int4}", build=target, cosine_min=0.1)), tmp_path)
+    by_table = build(read_job(write(folder, "by-table", "{weights: int4}", build=target, cosine_min=0.1)), tmp_path)
     assert {told, unused} <= {*by_table.report.notes}
     fitted = write(folder, "fitted", "{weights: int4}", calibration=SAMPLES, build=target, cosine_min=0.1)
-    assert not {told, unused} & {*build(load_job(fitted), tmp_path).report.notes}
+    assert not {told, unused} & {*build(read_job(fitted), tmp_path).report.notes}
 
 
 QUANTIZED = ("{fp8_mode: true}", "{weights: int4}", "{fp16_mode: true, fp8_mode: true, int8_mode: true}")
@@ -255,7 +255,7 @@ QUANTIZED = ("{fp8_mode: true}", "{weights: int4}", "{fp16_mode: true, fp8_mode:
 def test_what_a_format_costs_is_measured_by_module_whatever_the_format(folder, tmp_path, precision):
     """Sensitivities that the job asks for, and the modules to blame where its check fails, without an INT8 mode."""
     path = write(folder, "felt", precision, calibration=SAMPLES, cosine_min=0.9999999)
-    built = build(load_job(path, ["check.sensitivity=true", "build.target=tensorrt_rtx"]), tmp_path)
+    built = build(read_job(path, ["check.sensitivity=true", "build.target=tensorrt_rtx"]), tmp_path)
     assert not built.report.passed
     assert any(re.match(r"worst quantized modules: [\w ]+ \(formatnet.py:\d+\) \d", p) for p in built.report.problems)
     report = built.bundle.read("report.html").decode()
@@ -266,7 +266,7 @@ def test_what_a_format_costs_is_measured_by_module_whatever_the_format(folder, t
 def test_tune_takes_modules_out_of_any_format(folder, tmp_path, precision):
     """A budget that nothing but leaving some modules wide can meet; INT8's thresholds are no part of the search."""
     path = write(folder, "tuned", precision, calibration=SAMPLES, cosine_min=0.99999)
-    found = tune(load_job(path), tmp_path, Silent()).tuned
+    found = tune(read_job(path), tmp_path, Silent()).tuned
     assert found.met
     assert not found.trials[0].passed
     assert found.best.candidate.kept

@@ -6,7 +6,7 @@ from typing import get_args
 import nights
 import pytest
 
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.sections import Correction
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def look(folder, extra="precision: {int8_mode: true}\n", machine=MACHINE, weight="w0.safetensors", name="a"):
-    job = load_job(nights.write_job(folder, name, extra, weight))
+    job = read_job(nights.write_job(folder, name, extra, weight))
     found = Survey(Digests(), machine).ingredients(job)
     return found, stage_keys(job, found)
 
@@ -119,7 +119,7 @@ def test_of_images_to_calibrate_with_the_baseline_takes_the_names_of_classes(fol
                 "calibration: {arrays: calib.npz", "calibration: {images: photos, transform: {grayscale: true}"
             )
         )
-        job = load_job(path)
+        job = read_job(path)
         found = Survey(Digests(), MACHINE).ingredients(job)
         return found, stage_keys(job, found)
 
@@ -137,7 +137,7 @@ def test_arrays_of_another_name_hold_other_samples(folder, name, stages):
     (folder / f"{name}.npz").rename(folder / "renamed.npz")
     path = nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors")
     path.write_text(path.read_text().replace(f"{name}.npz", "renamed.npz"))
-    job = load_job(path)
+    job = read_job(path)
     found = Survey(Digests(), MACHINE).ingredients(job)
     assert changed(keys, stage_keys(job, found)) == stages
     assert any(reason.endswith("data changed") for reason in found.changes(before.parts))
@@ -163,7 +163,7 @@ def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):
         nights.write_job(folder, "a", "precision: {fp16_mode: true}\n")
         lines = job.read_text().splitlines(keepends=True)
         job.write_text("".join(line for line in lines if not line.startswith("calibration")))
-        read = load_job(job)
+        read = read_job(job)
         return stage_keys(read, Survey(Digests(), MACHINE).ingredients(read))
 
     before = keys()
@@ -201,7 +201,7 @@ def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
     (folder / "samples.py").write_text("import deep\ndef few():\n    return []\n")
     path = nights.write_job(folder, "a")
     path.write_text(path.read_text().replace("check: {arrays: val.npz", 'check: {factory: "samples:few"'))
-    found = Survey(Digests(), MACHINE).ingredients(load_job(path))
+    found = Survey(Digests(), MACHINE).ingredients(read_job(path))
     assert "check source samples" in found.parts
     variables = "the job's code reads environment variables (TT_HOME, TT_KEY); use --force when these change"
     unseen = (
@@ -268,10 +268,10 @@ from typing import get_args
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Survey
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.sections import Correction
 digests = Digests()
-assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r})).parts["source net"]
+assert Survey(digests, this_machine(digests)).ingredients(read_job({str(path)!r})).parts["source net"]
 assert not {{"torch", "net", "onnx", "tensorrt_rtx"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, env=nights.environment())
@@ -304,7 +304,7 @@ def test_two_jobs_share_a_table_where_they_correct_the_same_operations_and_nowhe
         for given in CORRECTIONS:
             path = nights.write_job(folder, "a", f"precision: {{{precision}}}\n")
             path.write_text(path.read_text().replace("algorithm: minmax", f"algorithm: minmax, {given}"))
-            job = load_job(path)
+            job = read_job(path)
             corrected = (job.corrections, job.precision.fp16_mode) if job.corrections else ()
             jobs.append((corrected, stage_keys(job, Survey(Digests(), MACHINE).ingredients(job)).calibration))
     assert {c[0] for c, _ in jobs if c} == {("bias",), ("rounding", "bias"), get_args(Correction)}

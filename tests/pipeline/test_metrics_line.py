@@ -15,7 +15,7 @@ import trtpipe
 from trtpipe.bundle.manifest import from_json
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.progress import Silent
@@ -145,7 +145,7 @@ def test_scores_of_boxes_are_no_classes_to_classify_by(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(["run", str(bundle), str(tmp_path / "images"), "--graph", "-q"]) == 2
     assert "has no output [N, C] to classify by. Add --raw." in capsys.readouterr().err
-    prepared = PreparedJob(load_job(tmp_path / "job.yaml"), Stages(Silent()))  # bench compares these
+    prepared = PreparedJob(read_job(tmp_path / "job.yaml"), Stages(Silent()))  # bench compares these
     assert [s.classes for s in prepared.outputs] == [True, False, False]
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is_built(
     job["check"] = {k: v for k, v in job["check"].items() if v is not None}
     path.write_text(json.dumps(job))
     with pytest.raises(InputError) as caught:
-        build(load_job(path), tmp_path / "out", Silent())
+        build(read_job(path), tmp_path / "out", Silent())
     assert str(caught.value).startswith(message)
 
 

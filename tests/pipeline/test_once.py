@@ -15,7 +15,7 @@ from calib.corrections import Corrections, Step
 from calib.table import CalibrationTable
 from trtpipe.evaluation import torch_modes
 from trtpipe.job.job import Job
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.model.nodes import is_constant
 from trtpipe.pipeline.bench import bench_job
 from trtpipe.pipeline.build import build
@@ -63,7 +63,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     text = path.read_text().replace("arrays: calib.npz", 'factory: "samples:calibration"')
     text = text.replace("arrays: val.npz", 'factory: "samples:check"')
     path.write_text(text.replace("cosine_min: 0.9,", "sqnr_db_min: 200.0,"))
-    return load_job(path)
+    return read_job(path)
 
 
 def one_correction(captured: Captured, table: CalibrationTable, *_: object, **__: object) -> CalibrationTable:

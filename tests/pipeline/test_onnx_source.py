@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from calib.table import CalibrationTable
 from tests.support.onnx_files import export, network, write_job
 from trtpipe.errors import InputError
-from trtpipe.job.load import JobErrors, load_job
+from trtpipe.job.load import JobErrors, read_job
 from trtpipe.model.onnx.external import data_files
 from trtpipe.model.onnx.network import load_network, require_bindings
 from trtpipe.model.onnx.reference import Reference
@@ -29,7 +29,7 @@ from trtpipe.progress import Silent
 
 
 def built(folder: Path, name: str, **sections: Any) -> Any:
-    found = build(load_job(write_job(folder, name, **sections)), folder / "out", Silent(), diagnose_seconds=0)
+    found = build(read_job(write_job(folder, name, **sections)), folder / "out", Silent(), diagnose_seconds=0)
     assert next(m.value for m in found.report.metrics if m.name == "cosine") > 0.99
     return found.bundle
 
@@ -60,7 +60,7 @@ def test_external_data_are_read_and_count(tmp_path: Path) -> None:
     path = export(network("residual"), tmp_path / "file.onnx", external=True)
     (data,) = data_files(path)
     assert data.stat().st_size > 4000
-    job = load_job(write_job(tmp_path, "file"))
+    job = read_job(write_job(tmp_path, "file"))
     assert deep_problems(job) == ()
 
     def key() -> str:
@@ -101,7 +101,7 @@ def test_external_data_are_read_and_count(tmp_path: Path) -> None:
 )
 def test_bindings_are_the_files(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
     export(network("residual"), tmp_path / "file.onnx")
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file", **sections)))
     assert str(problem) == message
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_converted_is_named(node: Any, options: dict[str, Any], m
     save(tmp_path / "file.onnx", node, **options)
     shape = list(options.get("shape", (1, 4)))
     sections = {"inputs": {"x": {"shape": shape}}, "outputs": {"y": {}}, "precision": {}, "calibration": None}
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file", **sections)))
     assert str(problem) == message
 
 
@@ -245,13 +245,13 @@ def test_outputs_that_nobody_reads_are_not_asked_for(tmp_path: Path) -> None:
     save(tmp_path / "file.onnx", helper.make_node("Dropout", ["x"], ["y", "mask"], name="drop"))
     sections = {"inputs": {"x": {"shape": [1, 4]}}, "outputs": {"y": {}}, "precision": {}, "calibration": None}
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32))
-    found = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    found = deep_problems(read_job(write_job(tmp_path, "file", **sections)))
     assert not [p for p in found if "drop" in str(p)]
 
 
 def test_no_onnx_file(tmp_path: Path) -> None:
     (tmp_path / "file.onnx").write_bytes(b"no protobuf")
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file")))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file")))
     assert isinstance(problem, InputError)
     assert str(problem).startswith("model.onnx: must be an ONNX file (got file.onnx: ")
 
@@ -264,7 +264,7 @@ def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
             if entry.key == "location":
                 entry.value = "../other.data"
     onnx.save(model, path)
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file")))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file")))
     assert str(problem) == (
         "model.onnx: external data must be in the folder of the file (got ../other.data). Save the file again with its "
         "data beside it."
@@ -278,7 +278,7 @@ def test_external_data_behind_a_link_out_of_the_folder_are_refused(tmp_path: Pat
     (data,) = data_files(export(network("residual"), folder / "file.onnx", external=True))
     data.rename(elsewhere)
     data.symlink_to(elsewhere)
-    (problem,) = deep_problems(load_job(write_job(folder, "file")))
+    (problem,) = deep_problems(read_job(write_job(folder, "file")))
     assert str(problem) == (
         f"model.onnx: its external data must be a file beside it (got {data.name}, a link to {elsewhere}). Copy both "
         "files without links: cp -L."
@@ -301,7 +301,7 @@ def test_keys_that_do_not_go_with_it(model: dict[str, Any], message: str, tmp_pa
     text["model"] |= model
     path.write_text(json.dumps(text))
     with pytest.raises(JobErrors) as caught:
-        load_job(path)
+        read_job(path)
     assert message in str(caught.value)
 
 
@@ -312,7 +312,7 @@ def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     wrong = dict(converted.OPERATORS) | {"Relu": lambda node, x: x}
     monkeypatch.setattr(converted, "OPERATORS", wrong)
     with pytest.raises(InputError, match="baseline: the converted network answers otherwise than ONNX Runtime"):
-        build(load_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())
+        build(read_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())
 
 
 def test_places_of_equal_values_are_not_called_a_wrong_conversion(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_places_of_equal_values_are_not_called_a_wrong_conversion(tmp_path: Path
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "file.onnx"
     )
     without = {"precision": None, "calibration": None}
-    job = load_job(write_job(tmp_path, "file", outputs={"best": {}, "places": {}}, **without))
+    job = read_job(write_job(tmp_path, "file", outputs={"best": {}, "places": {}}, **without))
     with pytest.raises(
         InputError, match=r"Where places gives places \(of TopK, say\), equal values may come in another"
     ):
@@ -380,7 +380,7 @@ BARE: dict[str, Any] = {"inputs": {"x": {"shape": [1, 3, 8, 8]}}, "precision": N
 
 def test_a_detector_is_told_where_to_cut(tmp_path: Path) -> None:
     detector(tmp_path / "file.onnx")
-    job = load_job(write_job(tmp_path, "file", **BARE, outputs={n: {"dtype": "int64"} for n in ("found", "labels")}))
+    job = read_job(write_job(tmp_path, "file", **BARE, outputs={n: {"dtype": "int64"} for n in ("found", "labels")}))
     (problem,) = deep_problems(job)
     assert str(problem) == (
         "model.onnx: its operators must be among those that trtpipe converts (got NonMaxSuppression, NonZero). Cut it "
@@ -395,7 +395,7 @@ def test_a_detector_that_was_cut_is_built(tmp_path: Path) -> None:
 
     source = detector(tmp_path / "file.onnx")
     names = ["/head/boxes", "/head/scores"]
-    job = load_job(write_job(tmp_path, "file", **BARE, outputs={n: {} for n in names}))
+    job = read_job(write_job(tmp_path, "file", **BARE, outputs={n: {} for n in names}))
     assert deep_problems(job) == ()
     built = build(job, tmp_path / "out", Silent())
     assert built.report.passed, built.report.problems

@@ -14,7 +14,7 @@ import pytest
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.bench import bench_bundle
 from trtpipe.pipeline.build import Built, build
 from trtpipe.pipeline.kit import finish_kit, write_kit
@@ -106,7 +106,7 @@ def network(head: str, x: Any) -> Any:
 def test_every_layout_goes_down_the_line(
     tmp_path: Path, head: str, batch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: Built = build(load_job(job(tmp_path, head, batch)), tmp_path / "out", Silent())
+    made: Built = build(read_job(job(tmp_path, head, batch)), tmp_path / "out", Silent())
     assert made.report.passed, made.report.problems
     assert made.report.samples == SAMPLES
     spec = made.bundle.manifest.outputs[0]
@@ -150,7 +150,7 @@ def test_samples_that_depend_on_their_batch_are_run_in_the_checks_batches(
 ) -> None:
     """Whatever size that is: the golden inputs in others give other outputs, and the optimizer was blamed for it."""
     path = job(tmp_path, head, {"min": 2, "opt": 3, "max": 16}, module=f"net_of_{size}_others")
-    made = build(load_job(path, (f"check.batch_size={size}",)), tmp_path / "out", Silent())
+    made = build(read_job(path, (f"check.batch_size={size}",)), tmp_path / "out", Silent())
     assert made.report.passed, made.report.problems
     assert any("depends on the others in its batch" in note for note in made.report.notes)
     golden = made.bundle.golden()
@@ -171,7 +171,7 @@ def test_samples_that_depend_on_their_batch_are_run_in_the_checks_batches(
     assert main(["export", str(tmp_path / "out" / "shapes"), str(tmp_path / "models"), "--to", "triton"]) == 0
     assert "optimizations" not in capsys.readouterr().err
     assert "dynamic_batching" not in (tmp_path / "models" / "shapes" / "config.pbtxt").read_text()
-    kit = write_kit(load_job(path, (f"check.batch_size={size}",)), tmp_path / "kits", Silent())
+    kit = write_kit(read_job(path, (f"check.batch_size={size}",)), tmp_path / "kits", Silent())
     finished = finish_kit(kit.bundle.path, tmp_path / "finished", Silent())
     assert finished.report.passed
     assert finished.bundle.manifest.mixed == made.bundle.manifest.mixed == ("y",)
@@ -179,7 +179,7 @@ def test_samples_that_depend_on_their_batch_are_run_in_the_checks_batches(
 
 @pytest.mark.parametrize("head", ["rows", "batch last", "scalar", "two lists"])
 def test_a_kit_is_finished_on_all_its_samples(tmp_path: Path, head: str) -> None:
-    kit = write_kit(load_job(job(tmp_path, head)), tmp_path / "kits", Silent())
+    kit = write_kit(read_job(job(tmp_path, head)), tmp_path / "kits", Silent())
     assert kit.report.passed, kit.report.problems
     assert kit.bundle.golden().samples == SAMPLES
     made = finish_kit(tmp_path / "kits" / "shapes", tmp_path / "out", Silent())
@@ -190,7 +190,7 @@ def test_a_kit_is_finished_on_all_its_samples(tmp_path: Path, head: str) -> None
 
 @pytest.mark.parametrize("head", sorted(set(LAYOUTS) - {"detections"}))
 def test_a_bundle_that_changed_by_one_element_fails_its_check(tmp_path: Path, head: str) -> None:
-    made = build(load_job(job(tmp_path, head)), tmp_path / "out", Silent())
+    made = build(read_job(job(tmp_path, head)), tmp_path / "out", Silent())
     with load(tmp_path / "out" / "shapes") as model:
         runner = model.runner
 
@@ -211,7 +211,7 @@ def test_a_bundle_that_changed_by_one_element_fails_its_check(tmp_path: Path, he
 
 def test_an_old_manifest_is_read(tmp_path: Path) -> None:
     """One of before outputs knew their batch axis: it is the first."""
-    made = build(load_job(job(tmp_path, "rows")), tmp_path / "out", Silent())
+    made = build(read_job(job(tmp_path, "rows")), tmp_path / "out", Silent())
     path = made.bundle.path / "manifest.json"
     raw = json.loads(path.read_text())
     for spec in (*raw["inputs"], *raw["outputs"]):
@@ -228,18 +228,18 @@ def test_a_shape_that_depends_on_the_data_is_refused(tmp_path: Path) -> None:
     net = NET.replace("self.b(torch.relu(self.a(x)))", "self.b(torch.relu(self.a(x[x[:, 0] > 0])))")
     file = job(tmp_path, "rows", module="net_of_data", net=net)
     with pytest.raises(InputError, match=r"outputs\.y: must have one shape for all samples"):
-        build(load_job(file), tmp_path / "out", Silent())
+        build(read_job(file), tmp_path / "out", Silent())
 
 
 def test_an_output_without_elements_is_refused_by_its_name(tmp_path: Path) -> None:
     net = NET.replace("self.b(torch.relu(self.a(x)))", "self.b(torch.relu(self.a(x)))[:, :0]")
     file = job(tmp_path, "rows", module="net_of_nothing", net=net)
     with pytest.raises(BuildError, match=r"^outputs\.y: must have elements \(got \[N, 0\]\)\. Leave it out of what is"):
-        build(load_job(file), tmp_path / "out", Silent())
+        build(read_job(file), tmp_path / "out", Silent())
 
 
 def test_a_report_says_that_the_last_batch_was_filled_up(tmp_path: Path) -> None:
-    made = build(load_job(job(tmp_path, "statistic")), tmp_path / "out", Silent())
+    made = build(read_job(job(tmp_path, "statistic")), tmp_path / "out", Silent())
     assert (
         "check: y has no batch axis; the last batch, of 3 samples, was filled up to 4 with copies of "
         "its last sample, for the baseline and for what was executed alike"

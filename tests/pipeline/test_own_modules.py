@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trtpipe.job.job import Job
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.bench import bench_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.calibrate import make_table
@@ -75,20 +75,20 @@ def test_a_model_imports_as_it_is_called(way: str, tmp_path: Path, monkeypatch: 
     (tmp_path / "jobs" / "job.yaml").write_text(JOB.format(late=late))
     np.save(tmp_path / "jobs" / "x.npy", np.random.default_rng(0).random((8, 3, 8, 8), np.float32))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    WAYS[way](load_job(tmp_path / "jobs" / "job.yaml"), tmp_path / "out")
+    WAYS[way](read_job(tmp_path / "jobs" / "job.yaml"), tmp_path / "out")
 
 
 def test_a_module_that_is_nowhere(tmp_path: Path) -> None:
     (tmp_path / "net_of_nowhere_at_all.py").write_text(NET.format(late="nowhere_at_all"))
     (tmp_path / "job.yaml").write_text(JOB.format(late="nowhere_at_all"))
     np.save(tmp_path / "x.npy", np.zeros((8, 3, 8, 8), np.float32))
-    (problem,) = deep_problems(load_job(tmp_path / "job.yaml"))
+    (problem,) = deep_problems(read_job(tmp_path / "job.yaml"))
     assert "No module named 'nowhere_at_all'" in str(problem)
     assert str(problem).endswith("Install what it imports, or put that beside the job file.")
 
 
 def outputs(folder: Path, out: Path) -> float:
-    built = build(load_job(folder / "job.yaml"), out, Silent(), diagnose_seconds=0)
+    built = build(read_job(folder / "job.yaml"), out, Silent(), diagnose_seconds=0)
     return float(built.bundle.golden().outputs["y"][0, 0])
 
 
@@ -119,7 +119,7 @@ def test_the_sources_of_a_callable_are_those_of_its_own_imports_too(tmp_path: Pa
     (tmp_path / "weight_of_judged.py").write_text("W = 1\n")
     (tmp_path / "job.yaml").write_text(JOB.format(late="judged"))
     np.save(tmp_path / "x.npy", np.zeros((8, 3, 8, 8), np.float32))
-    job = load_job(tmp_path / "job.yaml")
+    job = read_job(tmp_path / "job.yaml")
     assert sources(job, []) == sources(job, ["numpy:mean"])
     before = sources(job, ["judge_of_it:q"])
     assert before not in (sources(job, []), sources(job, ["weight_of_judged:q"]))
@@ -138,6 +138,6 @@ def test_weights_of_4_bits_fitted_to_the_samples_of_the_check(
     text = text.replace("{int8_mode: true}", f"{{weights: {weights}}}" if weights else "{}")
     (tmp_path / "job.yaml").write_text(text.replace("corrections: false", "samples: 8"))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((8, 128), np.float32))
-    built = build(load_job(tmp_path / "job.yaml"), tmp_path / "out", Silent(), diagnose_seconds=0)
+    built = build(read_job(tmp_path / "job.yaml"), tmp_path / "out", Silent(), diagnose_seconds=0)
     warnings = [w for w in built.report.warnings if w.startswith("8 of 8 check samples were calibrated on too")]
     assert len(warnings) == warned

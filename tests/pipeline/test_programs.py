@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from calib.table import CalibrationTable
-from trtpipe.job.load import JobErrors, load_job
+from trtpipe.job.load import JobErrors, read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.progress import Silent
@@ -47,7 +47,7 @@ def job(folder: Path, batch: Any, **model: Any) -> Path:
 
 @pytest.mark.parametrize("batch", ["N", 2])
 def test_a_program_is_built(tmp_path: Path, batch: Any) -> None:
-    made = load_job(job(tmp_path, batch))
+    made = read_job(job(tmp_path, batch))
     assert deep_problems(made) == ()
     built = build(made, tmp_path / "out", Silent())
     assert built.report.passed, built.report.problems
@@ -58,7 +58,7 @@ def test_a_program_is_built(tmp_path: Path, batch: Any) -> None:
 
 def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as caught:
-        load_job(job(tmp_path, "N", baseline="script"))
+        read_job(job(tmp_path, "N", baseline="script"))
     assert "model.baseline: must be given only with factory (got baseline with program)" in str(caught.value)
 
 
@@ -110,12 +110,12 @@ def test_what_only_other_code_registers(kind: str, tmp_path: Path) -> None:
 def test_what_is_no_program_says_why(tmp_path: Path) -> None:
     path = job(tmp_path, 2)
     (tmp_path / "net.pt2").write_bytes(b"no archive")
-    (problem,) = deep_problems(load_job(path))
+    (problem,) = deep_problems(read_job(path))
     assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")
     assert str(problem).endswith(").")
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:  # what another release writes
         archive.writestr("net/format", "of tomorrow")
-    (problem,) = deep_problems(load_job(path))
+    (problem,) = deep_problems(read_job(path))
     assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")
     assert str(problem).endswith(f"). If a newer PyTorch saved it, save it by {torch.__version__}.")
 
@@ -125,7 +125,7 @@ def test_torchscript_is_told_what_takes_it(tmp_path: Path) -> None:
     """PyTorch says of it that the file is corrupted."""
     path = job(tmp_path, 2)
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "net.pt2")
-    (problem,) = deep_problems(load_job(path))
+    (problem,) = deep_problems(read_job(path))
     assert str(problem) == (
         "model.program: must be a file of torch.export.save (got net.pt2, of torch.jit.save). Write it as model.onnx, "
         "by torch.onnx.export of torch.jit.load, dynamo=False."

@@ -19,7 +19,7 @@ from tests.support.nets import images
 from tests.support.onnx_files import export, network, write_job
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.progress import Silent
@@ -60,7 +60,7 @@ def test_calibrate_writes_the_table_of_its_own_scales(tmp_path: Path, capsys: py
     table = CalibrationTable.load(tmp_path / "t.json")
     assert shown[0] == f"{len(table.amax)} scales of the quantized model itself, as amax"
     assert [line.split()[0] for line in shown[1:-1]] == list(table.amax)
-    made = build(load_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
+    made = build(read_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
     assert table == CalibrationTable.load(made.bundle.path / "calibration.json")
 
 
@@ -90,7 +90,7 @@ def int8(path: Path) -> list[Any]:
 
 def test_own_scales_and_weights(tmp_path: Path) -> None:
     source = quantized(tmp_path)
-    job = load_job(write_job(tmp_path, "file", calibration=None))
+    job = read_job(write_job(tmp_path, "file", calibration=None))
     assert deep_problems(job) == ()
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     engine = built.bundle.path / "model.onnx"
@@ -131,7 +131,7 @@ def test_constants_that_no_product_reads_stay_in_float(tmp_path: Path) -> None:
     path = write_job(
         tmp_path, "file", calibration=None, build={"target": "tensorrt_rtx", "compute_capability": ["8.6"]}
     )
-    built = build(load_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
+    built = build(read_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
     left = {a.ndim for a in constants(built.bundle.path / "model.onnx").values() if a.dtype == np.int8 and a.any()}
     assert left == {4}  # the convolution's weight
     notes = [n for n in built.bundle.manifest.notes if "Q/DQ of its constant" in n]
@@ -214,7 +214,7 @@ def test_the_scales_of_a_weight_are_those_of_its_output_channels(
 
     weight = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
     by_channel(tmp_path, weight, axis, operator, transposed=transposed)
-    job = load_job(write_job(tmp_path, "file", calibration=None))
+    job = read_job(write_job(tmp_path, "file", calibration=None))
     captured = capture(load_model(job, tmp_path))
     assert len(given_amax(captured)) == 1
     if wanted is not None:
@@ -264,14 +264,14 @@ def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
 )
 def test_the_job_says_what_becomes_of_the_scales(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
     quantized(tmp_path)
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file", **sections)))
     assert str(problem) == message
 
 
 def test_recalibrated_when_asked_for(tmp_path: Path) -> None:
     quantized(tmp_path)
     calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
-    job = load_job(write_job(tmp_path, "file", calibration=calibration))
+    job = read_job(write_job(tmp_path, "file", calibration=calibration))
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     assert CalibrationTable.load(built.bundle.path / "calibration.json").samples
 
@@ -297,7 +297,7 @@ def test_one_before_an_output_alone_is_left_out_of_the_baseline_too(operator: st
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "file.onnx"
     )
     for precision, calibration in (({}, None), ({"int8_mode": True}, {"arrays": "x.npy", "batch_size": 8})):
-        job = load_job(write_job(tmp_path, "file", precision=precision, calibration=calibration))
+        job = read_job(write_job(tmp_path, "file", precision=precision, calibration=calibration))
         built = build(job, tmp_path / f"out{len(precision)}", Silent(), diagnose_seconds=0)
         assert built.report.passed, built.report.problems
         left_out = "logits: the file's Q/DQ before this output was left out, TensorRT fuses it with nothing"
@@ -306,13 +306,13 @@ def test_one_before_an_output_alone_is_left_out_of_the_baseline_too(operator: st
 
 def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:
     export(network("residual"), tmp_path / "file.onnx")
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file", calibration=None)))
     assert str(problem) == (
         "calibration: must be given for a model in which no operation reads Q/DQ (got none). Add calibration.images, "
         "or calibration.table."
     )
     job = write_job(tmp_path, "file", calibration={"arrays": "x.npy", "batch_size": 8, "recalibrate": True})
-    (problem,) = deep_problems(load_job(job))
+    (problem,) = deep_problems(read_job(job))
     assert str(problem) == (
         "calibration.recalibrate: must be left out for a model in which no operation reads Q/DQ (got true), which is "
         "calibrated anyhow. Remove it."
@@ -322,7 +322,7 @@ def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:
 def test_copies_of_its_constants_change_nothing(tmp_path: Path) -> None:
     """Exporters write an Identity where two places read the same weight, codes, scale or zero point."""
     plain = quantized(tmp_path)
-    first = build(load_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "a", Silent(), diagnose_seconds=0)
+    first = build(read_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "a", Silent(), diagnose_seconds=0)
     model = onnx.load(plain)
     copies = []
     for node in model.graph.node:
@@ -337,7 +337,7 @@ def test_copies_of_its_constants_change_nothing(tmp_path: Path) -> None:
     model.graph.node.extend(nodes)
     onnx.save(model, plain)
     second = build(
-        load_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "b", Silent(), diagnose_seconds=0
+        read_job(write_job(tmp_path, "file", calibration=None)), tmp_path / "b", Silent(), diagnose_seconds=0
     )
     assert len(copies) > 20
     graphs = [(made.bundle.path / "model.onnx").read_bytes() for made in (first, second)]
@@ -346,7 +346,7 @@ def test_copies_of_its_constants_change_nothing(tmp_path: Path) -> None:
 
 def test_what_tensorrt_has_not_is_refused(tmp_path: Path) -> None:
     quantized(tmp_path, extra_options={"ActivationSymmetric": False})
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "file", calibration=None)))
     assert isinstance(problem, InputError)
     assert str(problem).startswith("model.onnx: DequantizeLinear (")
     assert str(problem).endswith(

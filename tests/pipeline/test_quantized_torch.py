@@ -16,7 +16,7 @@ from tests.support.nets import images
 from tests.support.onnx_files import write_job
 from tests.support.quantized_nets import converted, fake, saved, small, with_fake_quantizers
 from trtpipe.errors import InputError
-from trtpipe.job.load import JobErrors, load_job
+from trtpipe.job.load import JobErrors, read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.progress import Silent
@@ -49,7 +49,7 @@ def of_program(graph: torch.fx.GraphModule) -> tuple[list[float], list[Any], lis
 @pytest.mark.parametrize("qat", [False, True])
 def test_a_program_of_pt2e_is_taken_as_it_is(tmp_path: Path, qat: bool) -> None:
     saved(tmp_path / "net.pt2", qat=qat)
-    job = load_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None))
+    job = read_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None))
     assert deep_problems(job) == ()
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     assert built.report.passed, built.report.problems
@@ -66,7 +66,7 @@ def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
     from trtpipe.model.load import load_model
 
     saved(tmp_path / "net.pt2")
-    job = load_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None))
+    job = read_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None))
     x = images(4, 3, 8, 8, seed=3)
     with torch.inference_mode():
         (found,), expected, quantized = load_model(job).module(x), small()(x), converted()(x)
@@ -75,7 +75,7 @@ def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
 
 
 def test_fake_quantizers_are_taken_as_they_are(tmp_path: Path) -> None:
-    job = load_job(write_job(tmp_path, "net", model=FACTORY, calibration=None))
+    job = read_job(write_job(tmp_path, "net", model=FACTORY, calibration=None))
     assert deep_problems(job) == ()
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     assert built.report.passed, built.report.problems
@@ -99,14 +99,14 @@ def graph() -> torch.nn.Module:
 
 def test_a_factory_returns_what_pt2e_gave(tmp_path: Path) -> None:
     model = {"factory": f"{__name__}:graph", "quantized": True}
-    built = build(load_job(write_job(tmp_path, "net", model=model, calibration=None)), tmp_path / "out", Silent())
+    built = build(read_job(write_job(tmp_path, "net", model=model, calibration=None)), tmp_path / "out", Silent())
     assert built.report.passed, built.report.problems
     assert integers(built)[0] == [float(np.float32(s)) for s in of_program(converted())[0]]
 
 
 def test_calibrated_anew_when_asked_for(tmp_path: Path) -> None:
     calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
-    job = load_job(write_job(tmp_path, "net", model=FACTORY, calibration=calibration))
+    job = read_job(write_job(tmp_path, "net", model=FACTORY, calibration=calibration))
     built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
     assert built.report.passed
     assert CalibrationTable.load(built.bundle.path / "calibration.json").samples
@@ -134,7 +134,7 @@ def test_calibrated_anew_when_asked_for(tmp_path: Path) -> None:
 def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
     saved(tmp_path / "net.pt2")
     with pytest.raises(JobErrors) as caught:
-        load_job(write_job(tmp_path, "net", **sections))
+        read_job(write_job(tmp_path, "net", **sections))
     assert message in str(caught.value)
 
 
@@ -155,14 +155,14 @@ def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path)
 )  # fmt: skip
 def test_models_that_have_no_scales(model: dict[str, Any], message: str, tmp_path: Path) -> None:
     calibration = None if model.get("quantized") else {"arrays": "x.npy", "batch_size": 8}
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "net", model=model, calibration=calibration)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "net", model=model, calibration=calibration)))
     assert str(problem) == message
 
 
 def test_one_at_an_output_alone_is_left_out_and_the_build_says_so(tmp_path: Path) -> None:
     model = {"factory": OUTPUT, "quantized": True}
     calibration = {"arrays": "x.npy", "batch_size": 8}
-    built = build(load_job(write_job(tmp_path, "net", model=model, calibration=calibration)), tmp_path / "o", Silent())
+    built = build(read_job(write_job(tmp_path, "net", model=model, calibration=calibration)), tmp_path / "o", Silent())
     assert built.report.passed, built.report.problems
     note = "0.head (linear): its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing"
     assert note in built.report.notes
@@ -171,7 +171,7 @@ def test_one_at_an_output_alone_is_left_out_and_the_build_says_so(tmp_path: Path
 
 def test_an_asymmetric_program_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "net.pt2", scheme=torch.per_tensor_affine)
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None)))
     assert isinstance(problem, InputError)
     assert str(problem).startswith("model.program: dequantize_per_tensor must have the zero point 0 (got ")
     assert str(problem).endswith(
@@ -186,7 +186,7 @@ def test_any_quantization_is_recalibrated(model: dict[str, Any], tmp_path: Path)
 
     saved(tmp_path / "net.pt2", scheme=torch.per_tensor_affine)
     calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
-    job = load_job(write_job(tmp_path, "net", model=model, calibration=calibration))
+    job = read_job(write_job(tmp_path, "net", model=model, calibration=calibration))
     assert deep_problems(job) == ()
     x = images(4, 3, 8, 8, seed=3)
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def in_forward() -> torch.nn.Module:
 
 def test_quantizing_in_forward_is_refused(tmp_path: Path) -> None:
     model = {"factory": f"{__name__}:in_forward", "quantized": True}
-    (problem,) = deep_problems(load_job(write_job(tmp_path, "net", model=model, calibration=None)))
+    (problem,) = deep_problems(read_job(write_job(tmp_path, "net", model=model, calibration=None)))
     assert str(problem) == (
         "capture: the model quantizes in its forward at test_quantized_torch.py:"
         f"{in_forward.__code__.co_firstlineno + 4} (network.forward = lambda x: plain(torch.fake_quantize_per_tensor_"

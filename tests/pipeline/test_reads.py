@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trtpipe.cli.main import main
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Survey, stage_keys, with_reads
@@ -137,7 +137,7 @@ def planned(folder):
     cache = Cache(folder.parent / "cache")
     with Digests() as digests:
         survey = Survey(digests, this_machine(digests))
-        return with_reads(survey, load_job(folder / "reader.yaml"), lambda key: recall(cache, key))[0]
+        return with_reads(survey, read_job(folder / "reader.yaml"), lambda key: recall(cache, key))[0]
 
 
 READ = ["settings.json", "parts/a.npy", "parts/b.npy", "map.bin", "current.npy", "raw.bin", "checkpoint.safetensors",
@@ -184,7 +184,7 @@ def test_what_judges_alone_leaves_what_was_read_known(world, change):
     (world / "reader.yaml").write_text(JOB.replace("limits: {relative_l2_max: 0.01}", change))
     try:
         now = planned(world)
-        keys = [stage_keys(load_job(world / "reader.yaml"), ingredients) for ingredients in (before, now)]
+        keys = [stage_keys(read_job(world / "reader.yaml"), ingredients) for ingredients in (before, now)]
         assert [n for n in now.parts if n.startswith("read ")] == [n for n in before.parts if n.startswith("read ")]
         assert keys[0] == keys[1]
     finally:

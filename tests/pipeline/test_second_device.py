@@ -15,7 +15,7 @@ import torch
 import trtpipe
 from calib.observers import _DeviceCounter
 from tests.support.second_device import THERE, two_devices
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.model import computing
 from trtpipe.pipeline.tune import tune
 from trtpipe.progress import Silent
@@ -105,7 +105,7 @@ def test_a_build_gives_what_it_gives_on_the_cpu(
 
 def test_tune_gives_what_it_gives_on_the_cpu(tmp_path: Path, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = {"limits": {"relative_l2_max": 0.0004}, "factory": "second_net:Samples", "batch_size": 4}
-    loaded = load_job(job(tmp_path, check=tight))
+    loaded = read_job(job(tmp_path, check=tight))
     found = tune(loaded, tmp_path / "there", Silent(), evaluations=3)
     monkeypatch.setenv(computing.VARIABLE, "cpu")
     here = tune(loaded, tmp_path / "here", Silent(), evaluations=3)

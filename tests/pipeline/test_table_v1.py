@@ -11,7 +11,7 @@ import pytest
 
 from calib.table import CalibrationTable
 from trtpipe.api import build
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.progress import Silent
 from trtpipe.quantization.formats import maxima
 from trtpipe.trt.isolated import build_isolated
@@ -38,7 +38,7 @@ def built(tmp_path_factory):
             shutil.copy(path, folder)
     np.save(folder / "check.npy", np.random.default_rng(0).random((4, 3, 8, 8), np.float32))
     (folder / "job.yaml").write_text(JOB)
-    return load_job(folder / "job.yaml"), build(folder / "job.yaml", folder / "out").bundle
+    return read_job(folder / "job.yaml"), build(folder / "job.yaml", folder / "out").bundle
 
 
 def constants(model):

@@ -13,7 +13,7 @@ from calib.table import CalibrationTable
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.dump import job_text
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import write_kit
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -57,7 +57,7 @@ def test_a_failed_build_names_the_worst_module_with_its_line(path, tmp_path, cap
 
 def test_tune_keeps_only_the_worst_module_and_meets_the_budget(folder, tuned, path):
     assert tuned == 0
-    job = load_job(path.with_name("job.tuned.yaml"))
+    job = read_job(path.with_name("job.tuned.yaml"))
     assert job.precision.keep.fp16 == (hard.WORST,)
     assert job.precision.keep.fp32 == ()
     file = json.loads((folder / "out" / "hard.trials.json").read_text())
@@ -67,7 +67,7 @@ def test_tune_keeps_only_the_worst_module_and_meets_the_budget(folder, tuned, pa
 
 
 def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
-    built = build(load_job(path.with_name("job.tuned.yaml")), tmp_path, Silent())
+    built = build(read_job(path.with_name("job.tuned.yaml")), tmp_path, Silent())
     file = json.loads((folder / "out" / "hard.trials.json").read_text())
     found = {m["name"]: m["value"] for m in file["trials"][-1]["metrics"]}
     assert built.report.passed
@@ -83,7 +83,7 @@ def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, algorithm):
     from trtpipe.pipeline import stages as line
     from trtpipe.pipeline.tune import _Bench
 
-    job = load_job(path, ["calibration.corrections=true"])
+    job = read_job(path, ["calibration.corrections=true"])
     stages = line.Stages(Silent())
     prepared = line.prepare(job, stages)
     table = line.calibrate(job, prepared, stages)
@@ -111,7 +111,7 @@ def test_a_second_run_takes_up_the_trials_and_evaluates_nothing(folder, tuned, p
 
 
 def test_build_with_on_fail_tune_does_it_in_one_go(folder, tuned, path):
-    job = load_job(path, ["check.on_fail=tune"])
+    job = read_job(path, ["check.on_fail=tune"])
     built = build(job, folder / "out", Silent())
     assert built.report.passed
     assert built.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
@@ -120,7 +120,7 @@ def test_build_with_on_fail_tune_does_it_in_one_go(folder, tuned, path):
 
 def test_prepare_with_on_fail_tune_gives_a_kit_that_is_tuned(folder, tuned, path, tmp_path):
     (tmp_path / "hard.trials.json").write_bytes((folder / "out" / "hard.trials.json").read_bytes())
-    kit = write_kit(load_job(path, ["check.on_fail=tune"]), tmp_path, Silent())
+    kit = write_kit(read_job(path, ["check.on_fail=tune"]), tmp_path, Silent())
     assert kit.report.passed
     assert kit.bundle.manifest.kind == "kit"
     assert kit.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
@@ -129,7 +129,7 @@ def test_prepare_with_on_fail_tune_gives_a_kit_that_is_tuned(folder, tuned, path
 
 def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path, capsys):
     """Without torch and without the job: its graph in ONNX Runtime."""
-    bundle = build(load_job(path.with_name("job.tuned.yaml")), folder / "benched", Silent()).bundle.path
+    bundle = build(read_job(path.with_name("job.tuned.yaml")), folder / "benched", Silent()).bundle.path
     capsys.readouterr()
     assert main(["bench", str(bundle), "--rounds", "10", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -154,7 +154,7 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     monkeypatch.setattr(tune_line, "not_executed_here", lambda engine: "")
     monkeypatch.setattr(tune_line, "latencies", lambda prepared, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
-        job = load_job(path, [f"build.target={target}"])
+        job = read_job(path, [f"build.target={target}"])
         prepared, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
         prepared.corrected = lambda _, same=prepared: same
         bench = tune_line._Bench(job, prepared, table, Stages(Silent()))
@@ -172,11 +172,11 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
     assert "(limit 200)" in said
     assert "the search ended at its 2 evaluations" in said
     assert (tmp_path / "hard.trials.md").is_file()
-    assert hard.WORST in load_job(target, paths_exist=True).precision.keep.fp16
+    assert hard.WORST in read_job(target, paths_exist=True).precision.keep.fp16
 
 
 def test_tune_needs_qdq_and_a_limit(path):
-    job = load_job(path)
+    job = read_job(path)
     refused = {
         "precision={}": "tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.",
         "build={target: tensorrt, quantization: implicit}": "tune: build.quantization must be explicit (got implicit), "
@@ -184,7 +184,7 @@ def test_tune_needs_qdq_and_a_limit(path):
     }
     for setting, message in refused.items():
         with pytest.raises(InputError) as caught:
-            tune_from(load_job(path, [setting]), None, None, path.parent, None)
+            tune_from(read_job(path, [setting]), None, None, path.parent, None)
         assert str(caught.value) == message
     none = job.model_copy(
         update={
@@ -196,19 +196,19 @@ def test_tune_needs_qdq_and_a_limit(path):
 
 
 def test_a_candidate_adds_to_what_the_job_keeps_and_bf16_has_its_own_list(path):
-    job = load_job(path, ["precision.keep={fp32: [head]}"])
+    job = read_job(path, ["precision.keep={fp32: [head]}"])
     found = chosen(job, Candidate("mse", ("a",), ("b",)))
     assert found.precision.keep.fp32 == ("head", "b")
     assert found.precision.keep.fp16 == ("a",)
     assert found.calibration.algorithm == "mse"
-    job = load_job(path, ["precision={bf16_mode: true, int8_mode: true}", "build.target=tensorrt_rtx"])
+    job = read_job(path, ["precision={bf16_mode: true, int8_mode: true}", "build.target=tensorrt_rtx"])
     assert chosen(job, Candidate("minmax", ("a",))).precision.keep.bf16 == ("a",)
 
 
 def test_a_format_that_is_chosen_comes_after_the_jobs_own_globs(path):
     """The last glob that fits decides."""
     modes = "precision={int8_mode: true, fp8_mode: true, formats: {head: int8, '*': int8}}"
-    job = load_job(path, [modes, "build.target=tensorrt_rtx"])
+    job = read_job(path, [modes, "build.target=tensorrt_rtx"])
     moved = chosen(job, Candidate("mse", fp8=("head",), int8=("stem",))).precision.formats
     assert list(moved.items()) == [("*", "int8"), ("head", "fp8"), ("stem", "int8")]
 
@@ -216,7 +216,7 @@ def test_a_format_that_is_chosen_comes_after_the_jobs_own_globs(path):
 @pytest.mark.parametrize(("named", "first"), [(None, "auto"), ("t.json", "minmax")])
 def test_what_auto_has_chosen_is_still_auto_to_the_job(path, named, first):
     """Its table may say that the exact maxima were better; the job that is written chooses again."""
-    job = load_job(path)
+    job = read_job(path)
     calibration = job.calibration.model_copy(update={"algorithm": "auto", "table": named})
     job = job.model_copy(update={"calibration": calibration})
     found = _algorithm(job, SimpleNamespace(algorithm="minmax"))
@@ -225,7 +225,7 @@ def test_what_auto_has_chosen_is_still_auto_to_the_job(path, named, first):
 
 
 def test_a_percentile_is_dropped_with_its_algorithm(path):
-    job = load_job(path, ["calibration.algorithm=percentile", "calibration.percentile=99.0"])
+    job = read_job(path, ["calibration.algorithm=percentile", "calibration.percentile=99.0"])
     assert chosen(job, Candidate("percentile")).calibration.percentile == 99.0
     again = load_with_text(job_text(chosen(job, Candidate("mse")), path.parent), path)
     assert again.calibration.algorithm == "mse"
@@ -233,7 +233,7 @@ def test_a_percentile_is_dropped_with_its_algorithm(path):
 
 def test_a_table_stays_what_it_was_made_as(path):
     """Beside one, `auto` is whatever algorithm and percentile that was."""
-    job = load_job(path)
+    job = read_job(path)
     job = job.model_copy(update={"calibration": job.calibration.model_copy(update={"table": "t.json"})})
     assert chosen(job, Candidate("percentile", ("a",))).calibration == job.calibration
 
@@ -241,21 +241,21 @@ def test_a_table_stays_what_it_was_made_as(path):
 def load_with_text(text, path):
     target = path.with_name("again.yaml")
     target.write_text(text)
-    return load_job(target)
+    return read_job(target)
 
 
 def test_a_job_written_elsewhere_reads_back_as_the_same_job(path, tmp_path):
-    job = load_job(path, ["build={target: tensorrt_rtx, compute_capability: ['8.6', '12.0']}"])
+    job = read_job(path, ["build={target: tensorrt_rtx, compute_capability: ['8.6', '12.0']}"])
     target = tmp_path / "deep" / "er" / "x.yaml"
     target.parent.mkdir(parents=True)
     target.write_text(job_text(job, target.parent))
-    assert load_job(target).model_dump() == job.model_dump()
+    assert read_job(target).model_dump() == job.model_dump()
     assert str(path.parent) not in target.read_text()
 
 
 def test_trials_depend_on_the_labels(path):
     """They are taken up again where all is the same; with other labels accuracies are others."""
-    job, stages = load_job(path), Stages(Silent())
+    job, stages = read_job(path), Stages(Silent())
     prepared = PreparedJob(job, stages)
     recorded = prepared._recorded
     keys = []

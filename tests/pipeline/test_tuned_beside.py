@@ -8,7 +8,7 @@ import nights
 import pytest
 
 from trtpipe.cli.main import main
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 
@@ -25,14 +25,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", [("build",), ("nightly", "--workers", "0", "--cache", "cache")], ids=lambda x: x[0])
 def test_both_are_built(folder: Path, line: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(p.name for p in folder.glob("*.yaml")) == ["m.tuned.yaml", "m.yaml"]
-    assert [load_job(folder / f"{n}.yaml").name for n in ("m", "m.tuned")] == ["m", "m-tuned"]
+    assert [read_job(folder / f"{n}.yaml").name for n in ("m", "m.tuned")] == ["m", "m-tuned"]
     assert main([line[0], str(folder), *line[1:], "-o", "built", "-q"]) == 0
     assert {p.parent.name for p in Path("built").glob("*/manifest.json")} == {"m", "m-tuned"}
 
 
 def test_a_tuned_job_that_is_tuned_again_keeps_apart(folder: Path) -> None:
     assert main(["tune", str(folder / "m.tuned.yaml"), "-o", "out", "-q"]) == 0
-    names = [load_job(p).name for p in folder.glob("*.yaml")]
+    names = [read_job(p).name for p in folder.glob("*.yaml")]
     assert len(set(names)) == 3
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.sections import Build
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -67,7 +67,7 @@ def job(
         **calibration,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(text))
-    return load_job(folder / "job.yaml")
+    return read_job(folder / "job.yaml")
 
 
 SAID = (

@@ -17,7 +17,7 @@ from trtpipe import packages
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing, on_path
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.job.sections import Build
 from trtpipe.packages import install_command
 from trtpipe.pipeline.required import required
@@ -41,9 +41,9 @@ def test_a_good_job_has_no_problem(folder):
 
 
 def test_torchvision_is_asked_for_by_a_key_that_the_job_has(folder):
-    assert required(load_job(write(folder)))["torchvision"] == "check.images"
+    assert required(read_job(write(folder)))["torchvision"] == "check.images"
     np.save(folder / "x.npy", np.zeros((4, 1, 32, 32), np.float32))
-    assert required(load_job(write(folder, ("images: val", "arrays: x.npy"))))["torchvision"] == "calibration.images"
+    assert required(read_job(write(folder, ("images: val", "arrays: x.npy"))))["torchvision"] == "calibration.images"
 
 
 def test_a_module_beside_the_job_file_is_found_and_not_executed(folder):

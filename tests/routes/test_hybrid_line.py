@@ -12,7 +12,7 @@ import pytest
 from driverless import driverless
 
 from trtpipe.bundle.format import read_bundle
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.build import Built, build
 from trtpipe.pipeline.cache.keys import StageKeys
@@ -78,7 +78,7 @@ def test_down_the_whole_line(tmp_path, monkeypatch):
             return original(*args)
 
     monkeypatch.setattr(pipeline, "compile_engine", compiled)
-    wanted = load_job(tmp_path / "job.yaml")
+    wanted = read_job(tmp_path / "job.yaml")
     keys = StageKeys(**{f.name: hashlib.sha256(f.name.encode()).hexdigest() for f in dataclasses.fields(StageKeys)})
 
     def built_with_cache(out: str) -> Built:

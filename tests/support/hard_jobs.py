@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtpipe.job.load import load_job
+from trtpipe.job.load import read_job
 
 TEXT = """\
 name: hard
@@ -41,4 +41,4 @@ def write(folder, *, outlier=1000.0, algorithm="minmax", limits="{sqnr_db_min: 2
 
 def job(folder, **choices):
     """The same, loaded."""
-    return load_job(write(folder, **choices))
+    return read_job(write(folder, **choices))

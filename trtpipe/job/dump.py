@@ -1,4 +1,4 @@
-"""A job as the text of a job file: what `load_job` reads back as the same job."""
+"""A job as the text of a job file: what `read_job` reads back as the same job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job file: `load_job` reads one and reports every problem in it at once."""
+"""The job file: `read_job` reads one and reports every problem in it at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobErrors(InputError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
-def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> Job:
+def read_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> Job:
     """The job in a file, its relative paths resolved against the folder the file is in.
 
     Args:
@@ -68,7 +68,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bo
     return job
 
 
-def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> tuple[Job, ...]:
+def read_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> tuple[Job, ...]:
     """The jobs in a file: one, or one for each combination of its `matrix`.
 
     Raises:

@@ -19,7 +19,7 @@ from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP_SUFFIX
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, load_jobs, same_name
+from trtpipe.job.load import JobErrors, read_jobs, same_name
 from trtpipe.nightly.execute import put_back
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
@@ -203,7 +203,7 @@ class _Night:
         planned: dict[str, Planned] = {}
         for file in self.options.jobs:
             try:
-                jobs = load_jobs(file, self.options.overrides)
+                jobs = read_jobs(file, self.options.overrides)
             except TrtpipeError as error:
                 self._broken(file.name, file, error)
                 continue

@@ -51,7 +51,7 @@ def validate(
 
     Args:
         path: the YAML file.
-        overrides: `section.key=value` each, as in `load_job`.
+        overrides: `section.key=value` each, as in `read_job`.
         here: also what this machine lacks: files and folders the job names, modules, packages, a GPU.
         version: of the TensorRT the job is for, like "10.3.0"; the one installed here when None, and the GPU here.
             Where none is installed, only build.platform is judged: a release that is not known refuses nothing.

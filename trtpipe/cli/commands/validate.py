@@ -9,7 +9,7 @@ import click
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, set_option
 from trtpipe.errors import SUCCESS, ExitCode, TrtpipeError
-from trtpipe.job.load import distinct_names, load_jobs
+from trtpipe.job.load import distinct_names, read_jobs
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.validate import plan, validate
 
@@ -30,7 +30,7 @@ def command(
     problems_by_job = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     good = [path for path, problems in problems_by_job.items() if not problems]
     for problem in distinct_names(
-        (path, job.name) for path in good for job in load_jobs(path, overrides, paths_exist=False)
+        (path, job.name) for path in good for job in read_jobs(path, overrides, paths_exist=False)
     ):
         problems_by_job[Path(str(problem.file))] += (problem,)
     faults: dict[Path, tuple[TrtpipeError, ...]] = {}
