@@ -92,7 +92,7 @@ def test_a_gpu_that_is_not_there_is_said_before_any_work(gpus, monkeypatch, valu
     with pytest.raises(MissingError) as raised:
         seen.main(["--device", value], standalone_mode=False)
     assert str(raised.value) == (
-        f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; the NVIDIA driver sees no GPU). "
+        f"--device: must be left out where no NVIDIA GPU can be used (got {value}; the NVIDIA driver sees no GPU). "
         "Check the driver, or leave it out."
     )
     assert not {*VARIABLES} & {*os.environ}

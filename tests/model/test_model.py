@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import read_job
 from trtpipe.model import load
-from trtpipe.model.bindings import bind
+from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
 from trtpipe.model.output_specs import output_specs
@@ -24,7 +25,7 @@ from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.values import DimRange, TensorSpec
+from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 MODULE = """
 import collections
@@ -290,6 +291,40 @@ def test_uint8_is_normalised_inside() -> None:
     x = torch.tensor([255, 51], dtype=torch.uint8).reshape(1, 2, 1, 1)
     # (1 - 0.5) / 0.5 = 1 and (0.2 - 0.25) / 1 = -0.05
     assert module(x)[0].flatten().tolist() == pytest.approx([1.0, -0.05], abs=1e-6)
+
+
+class Bytes(torch.nn.Module):
+    """Bytes as PyTorch has them: `way` is what a model may do with them and not with floats."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.fc = way, torch.nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "branch" and x.dtype == torch.uint8:
+            x = x.float() / 255
+        elif self.way == "wrap":
+            x = (x + 100).float()
+        elif self.way == "bits":
+            x = (x & 15).float()
+        return self.fc(x.flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", ["branch", "wrap", "bits", "floats alone"])
+def test_uint8_is_given_as_it_is_where_the_network_takes_it(way: str, tmp_path: Path) -> None:
+    spec = (TensorSpec("x", "uint8", ("N", 3, 2, 2), {"N": DimRange(1, 4, 8)}),)
+    network = Bytes(way).eval()
+    x = torch.arange(48, dtype=torch.uint8).reshape(4, 3, 2, 2) * 5
+    module = bind(network, spec, {}, ("y",))
+    (output,) = output_specs(module, spec, {"y": "float32"})
+    expected = network(x.float() if way == "floats alone" else x)
+    torch.testing.assert_close(module(x)[0], expected)
+    loaded = LoadedModel(module, spec, (output,), "0" * 64, "test")
+    torch.testing.assert_close(capture(loaded).graph(x)[0], expected)
+    exported = torch.export.export(network, (x.float() if way == "floats alone" else x,))
+    program = bind(evaluating(exported.module()), spec, {}, ("y",))
+    output_specs(program, (replace(spec[0], shape=(4, 3, 2, 2), dims={}),), {"y": "float32"})
+    torch.testing.assert_close(program(x)[0], expected)
 
 
 def test_uint8_without_normalisation_keeps_its_range() -> None:

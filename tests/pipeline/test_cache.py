@@ -177,6 +177,22 @@ def test_a_store_shares_entries_between_caches(tmp_path, scheme):
     assert other.get("graph", "b" * 64) is None
 
 
+def test_what_is_read_of_a_store_is_no_read_of_the_jobs_code(tmp_path):
+    """It is asked while that code is recorded: a night built an unchanged job again, since an entry had been added."""
+    store = Store(f"file://{tmp_path}/store")
+    (tmp_path / "read").write_text("x")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        (tmp_path / "read").read_text()
+        assert Cache(tmp_path / "one", store).get("graph", KEY) is None
+        Cache(tmp_path / "one", store).put("graph", KEY, {}, {"f": b"abc"})
+        assert Cache(tmp_path / "two", store).get("graph", KEY).read("f") == b"abc"
+    names = {read.path for read in recorder.reads.items}
+    recorder.close()
+    assert "read" in {Path(name).name for name in names}
+    assert [name for name in names if "store" in Path(name).parts] == []
+
+
 def test_a_torn_or_damaged_entry_of_a_store_is_not_taken(tmp_path):
     store = Store(f"file://{tmp_path}/store")
     Cache(tmp_path / "one", store).put("graph", KEY, {}, {"f": b"abc"})

@@ -258,7 +258,10 @@ class Range(Section):
 class Input(Section):
     """One input binding. Every name in `shape` needs its range, given under that name beside it."""
 
-    dtype: BindingDtype = Field(default="float32", description="of the binding, whatever the precision inside")
+    dtype: BindingDtype = Field(
+        default="float32",
+        description="of the binding, whatever the precision inside; a model that takes no uint8 has float32, 0 to 255",
+    )
     shape: tuple[Dimension, ...] = Field(min_length=1, description="sizes and names of dimensions, the batch first")
     normalize: Normalize | None = Field(default=None, description="done inside the engine, on x/255 for uint8")
     dims: dict[str, Range] = Field(default_factory=dict, description="ranges; in a job file they stand beside shape")

@@ -30,9 +30,10 @@ def evaluating(network: torch.nn.Module) -> torch.nn.Module:
 
 
 class Bound(torch.nn.Module):
-    """Casts float16 and uint8 inputs to float32, normalises where the job says so, and calls the network.
+    """Casts float16 inputs to float32, normalises where the job says so, and calls the network.
 
-    A uint8 input [N, C, ...] with a normalisation is scaled by 1/255 first; without one it keeps its 0-255 range.
+    A uint8 input [N, C, ...] with a normalisation is cast and scaled by 1/255 first. Without one the network has it as
+    it is, or where `casts_uint8`, as it takes none, as float32 from 0 to 255.
     Outputs are float32 where they are floating point, in the order of `output_names`.
     """
 
@@ -47,6 +48,7 @@ class Bound(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.nested = nested
+        self.casts_uint8 = True
         self.network = network
         self.specs = tuple(inputs)
         self.output_names = output_names
@@ -71,15 +73,16 @@ class Bound(torch.nn.Module):
             return torch.fx.Interpreter(self.network).run(*arguments)
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """The arguments of the network: float16 and uint8 as float32, normalised where the job says so.
+        """The arguments of the network: float16, and uint8 if it is cast, as float32; normalised where the job says so.
 
         Names that are paths are put together: `batch.image` and `batch.mask` make one dict, `pair.0`, `pair.1` a list.
         """
         arguments: list[torch.Tensor] = []
         for k, x in enumerate(inputs):
-            if self.specs[k].dtype in ("float16", "uint8"):
+            normalized = hasattr(self, f"factor_{k}")
+            if self.specs[k].dtype == "float16" or (x.dtype == torch.uint8 and (normalized or self.casts_uint8)):
                 x = x.to(torch.float32)
-            if hasattr(self, f"factor_{k}"):
+            if normalized:
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
             arguments.append(x)
         if not self.nested:

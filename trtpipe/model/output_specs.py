@@ -40,6 +40,9 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     dims, batch = _dynamic(inputs), inputs[0].shape[0]
     first = _first_sizes(inputs)
     own = {name for name, _ in module.network.named_parameters()}
+    if any(spec.dtype == "uint8" for spec in inputs):
+        module.casts_uint8 = False
+        module.casts_uint8 = not _runs(_MadeUp(module, inputs, whole_value(module, inputs)), first)
     made_up = _MadeUp(module, inputs, whole_value(module, inputs))
     returned = made_up.outputs(first)
     if made := [name for name, _ in module.network.named_parameters() if name not in own]:

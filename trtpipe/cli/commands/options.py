@@ -188,8 +188,8 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
                 "`trtpipe doctor` lists them."
             )
         raise MissingError(
-            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Check the driver, or "
-            "leave it out."
+            f"--device: must be left out where no NVIDIA GPU can be used (got {value}; {problem}). Check the driver, "
+            "or leave it out."
         )
     ctx.call_on_close(lambda: _restore(before))
 

@@ -38,8 +38,8 @@ _installed = False
 _busy = threading.local()
 
 
-class _Unheard:
-    """Inside, this thread's audit events do not count."""
+class Unheard:
+    """Inside, this thread's audit events do not count: it is trtpipe that reads, by whichever library."""
 
     def __enter__(self) -> None:
         _busy.yes = True
@@ -55,7 +55,7 @@ def heard_by(log: Log) -> Iterator[None]:
     _install()
     _active = log
     try:
-        with watched(_asked, is_own, _Unheard()), operators_watched(_operator), variables_watched(_variable):
+        with watched(_asked, is_own, Unheard()), operators_watched(_operator), variables_watched(_variable):
             yield
     finally:
         _active = None
@@ -83,7 +83,7 @@ def _audit_hook(event: str, args: tuple[object, ...]) -> None:
         return
     if event in _READING and is_package_import():
         return
-    with _Unheard():
+    with Unheard():
         try:
             _HANDLERS[event](recorder, args)
         except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
@@ -172,7 +172,7 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
     recorder = _active
     if recorder is None or getattr(_busy, "yes", False):
         return
-    with _Unheard():
+    with Unheard():
         try:
             if isinstance(path, int):
                 path = _behind(path)

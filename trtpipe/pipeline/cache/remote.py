@@ -13,6 +13,7 @@ from calib.types import JsonMapping
 from trtpipe.errors import InputError, MissingError
 from trtpipe.outputs import is_plain
 from trtpipe.packages import not_installed
+from trtpipe.pipeline.cache.events import Unheard
 
 #: The file of an entry that says what it is.
 ENTRY = "entry.json"
@@ -72,11 +73,12 @@ class Store:
         """
         folder = f"{self._root}/{name}"
         try:
-            data = self._fs.cat_file(f"{folder}/{ENTRY}", start=0, end=_MOST_HEAD_BYTES)
-            head = head_of(data)
-            if head is None:
-                return None
-            content = {n: self._fs.cat_file(f"{folder}/{n}") for n in head.files}
+            with Unheard():
+                data = self._fs.cat_file(f"{folder}/{ENTRY}", start=0, end=_MOST_HEAD_BYTES)
+                head = head_of(data)
+                if head is None:
+                    return None
+                content = {n: self._fs.cat_file(f"{folder}/{n}") for n in head.files}
         except FileNotFoundError:
             return None
         except Exception as error:  # each file system has exceptions of its own
@@ -93,9 +95,10 @@ class Store:
         """
         folder = f"{self._root}/{name}"
         try:
-            self._fs.makedirs(folder, exist_ok=True)
-            for file in sorted(content, key=lambda f: f == last):
-                self._write(f"{folder}/{file}", content[file])
+            with Unheard():
+                self._fs.makedirs(folder, exist_ok=True)
+                for file in sorted(content, key=lambda f: f == last):
+                    self._write(f"{folder}/{file}", content[file])
         except Exception as error:  # likewise
             raise MissingError(f"--store: {self.url} cannot be written to ({error}).") from error
 
