@@ -72,13 +72,17 @@ def stated(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
 
 @functools.cache
 def named(module: ast.Module) -> dict[str, list[tuple[int, list[str]]]]:
-    """The texts that have a name, by name: alone or in a table, at the top of a module or in a function, and those that
-    a function returns or gives one after another."""
+    """The texts that have a name, by name: alone or in a table, at the top of a module or in a function, what is added
+    to one, and those that a function returns or gives one after another."""
     found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     for node in ast.walk(module):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 found[ast.unparse(target)] += stated(node.value)
+        elif isinstance(node, ast.AugAssign):
+            found[ast.unparse(node.target)] += stated(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            found[ast.unparse(node.func.value)] += stated(node.args[0])
         elif isinstance(node, ast.FunctionDef):
             for given in ast.walk(node):
                 if isinstance(given, ast.Return | ast.Yield) and given.value is not None:
@@ -152,6 +156,8 @@ def test_every_error_has_a_test_of_its_text(tested: set[tuple[str, ...]]) -> Non
         ('GONE = {1: "no zebra may graze here"}\nraise InputError(f"{x}: {GONE[1]}.")', [1]),
         ('def why(x):\n    return f"{x}: no zebra may graze here"\nraise InputError(why(x))', [2]),
         ('class A:\n    def why(self):\n        yield "no zebra may graze here"\nraise InputError(*a.why())', [3]),
+        ('why = place\nwhy += ": no zebra may graze here"\nraise InputError(why)', [2]),
+        ('why.append("no zebra may graze here")\nraise InputError("; ".join(why))', [1]),
         ('from trtpipe.fields import GONE as NO\nraise InputError(f"{x}: {NO}.")', [2]),
         ('from trtpipe import fields\nraise InputError(f"{x}: {fields.GONE}.")', [2]),
         ('from trtpipe.fields import why\nraise InputError(f"{x}: {why(1)}.")', [4]),

@@ -140,7 +140,7 @@ def ways(module: ast.Module) -> frozenset[str]:
         if name.endswith(".__enter__") and not name.startswith("super("):
             found.add("enters by hand")
         read = name.endswith("validate_json") and not re.fullmatch(r"json\.dumps\(.*\)", ast.unparse(call.args[0]))
-        if name in ("json.loads", "json.load") or name == "pydantic_core.from_json" or read:
+        if name in ("json.loads", "json.load", "json.JSONDecoder", "pydantic_core.from_json") or read:
             found.add("reads JSON that anyone may have written")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
@@ -383,6 +383,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("job = Job(**yaml.safe_load(text))", "makes a job"),
         ("class K:\n    sensitivity: Any | None = None", "has Any for a missing part"),
         ("from json import loads\nlimits = loads(text)", "reads JSON that anyone may have written"),
+        ("limits = json.JSONDecoder().decode(text)", "reads JSON that anyone may have written"),
         ("while chunk := f.read(1 << 20):\n    digest.update(chunk)", "digests a file"),
         ("HOW = f\"{x} is not there. Run: pip install 'x'\"", "names a command of pip"),
         ("text = (str(error).strip() or type(error).__name__).splitlines()[0]", "takes the first line of an error"),

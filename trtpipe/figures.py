@@ -1,10 +1,11 @@
-"""A figure beside its limit: no rounding takes one across the other, of a difference as of its text. And differences of
-arrays, of which no rounding hides one.
+"""A figure beside its limit: no rounding takes one across the other, of a difference as of its text. Differences of
+arrays, of which no rounding hides one. And tables of figures.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -77,3 +78,9 @@ def share(part: float, whole: float) -> float:
     if not math.isfinite(part):
         return part / whole
     return float(Decimal(repr(float(part))) / Decimal(repr(float(whole))))
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    """A table in Markdown without a line break at its end; with `numbers` all columns but the first stand right."""
+    marks = ["---", *["---:" if numbers else "---"] * (len(titles) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, marks, *rows))

@@ -80,7 +80,7 @@ def test_the_command_says_so_before_any_work(folder: Path, capsys: pytest.Captur
         (
             "build: {target: tensorrt, plugins: [libtwice.so]}\n",
             (),
-            "build.plugins: must be left out to prepare a kit (got libraries): ONNX Runtime, which checks a kit's "
+            "build.plugins: must be left out to prepare a kit (got libtwice.so): ONNX Runtime, which checks a kit's "
             "graph, has no plugins. Build where its GPU is.",
         ),
         ("build: {target: tensorrt_rtx, plugins: [libtwice.so]}\n", (), "build.plugins: "),

@@ -194,6 +194,13 @@ def test_names_and_shapes_of_bindings_are_checked(model):
         assert problem in str(raised.value)
 
 
+def test_a_fixed_extent_that_the_job_has_dynamic_is_an_error(model):
+    tall = TensorSpec("image", "float32", ("N", 3, "H", 16), {"N": BATCH, "H": BATCH})
+    with pytest.raises(errors.BuildError) as raised:
+        build_engine(replace(model, inputs=(tall,)), Build(), progress=Silent())
+    assert "inputs.image has fixed shape (-1, 3, 16, 16), where ('N', 3, 'H', 16) varies" in str(raised.value)
+
+
 def test_what_tensorrt_objects_to_is_an_error(model):
     said = (
         r"^build: TensorRT-RTX \S+ cannot compile the graph \(.*unsupported by tensor's allowed.*\)\. "

@@ -1,3 +1,3 @@
-"""The command line; the only room that prints."""
+"""The command line; the only room that prints for the user."""
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""The user's PyTorch model up to its captured graph, with its data and its TorchScript baseline."""
+"""The user's PyTorch model up to its captured graph, with its data and its baseline."""
 
 __all__ = [
     "baseline",

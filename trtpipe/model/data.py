@@ -18,7 +18,7 @@ from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
-from trtpipe.model.labels import classes_of, names_classes, require_labels, require_rows
+from trtpipe.model.labels import classes_of, names_classes, require_labels, require_rows, sample_labels
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -56,24 +56,24 @@ def _labelled(job: Job, source: Source) -> Source:
     if job.check.labels is not None:
         classes = classes_of(job.check.labels, source.ids)
         require_rows(job.check.labels, source.total_count)
-    labelled = job.check.labels is not None and not names_classes(job.check.labels)
-    if labelled and source.labels is not None and source.classes is None:
+    of_samples = sample_labels(job.check)
+    if of_samples is not None and source.labels is not None and source.classes is None:
         raise InputError(
             "check.labels: must be left out where the samples have labels of their own (got "
-            f"{Path(str(job.check.labels)).name} beside them). Take one of the two out."
+            f"{Path(of_samples).name} beside them). Take one of the two out."
         )
     if classes is not None:
         try:
             return source.labelled(classes)
         except CalibError as error:
             raise InputError(f"check.labels: {error}") from error
-    if job.check.labels is not None and not job.check.metrics and not names_classes(job.check.labels):
+    if of_samples is not None and not job.check.metrics:
         raise InputError(
             "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "
-            f"{Path(job.check.labels).name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or "
+            f"{Path(of_samples).name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or "
             "take check.labels out."
         )
-    if job.check.labels is not None and source.classes is not None and not names_classes(job.check.labels):
+    if of_samples is not None and source.classes is not None:
         return source.without_labels()  # masks, boxes or numbers are the samples' labels, and folders only hold them
     return source
 

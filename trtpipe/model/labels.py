@@ -26,7 +26,7 @@ from trtpipe.errors import InputError
 from trtpipe.values import Boxes, Labels
 
 if TYPE_CHECKING:
-    from trtpipe.job.sections import Transform
+    from trtpipe.job.sections import Check, Transform
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,12 @@ _MOST_BYTES = 1 << 30
 
 def _suffix(path: str) -> str:
     return Path(path).suffix.lower()
+
+
+def sample_labels(check: Check) -> str | None:
+    """The file of `check.labels` that says what is right for each sample; None where it names classes, or there is
+    none."""
+    return None if check.labels is None or names_classes(check.labels) else check.labels
 
 
 def names_classes(path: str) -> bool:

@@ -31,7 +31,7 @@ def as_the_job_wants(job: Job, captured: Captured) -> Captured:
     from trtpipe.quantization.quantize import checked_plan
 
     precision, modes = job.precision, modes_of(job.precision)
-    keep = checked_keep(Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16), captured.graph)
+    keep = checked_keep(Keep.of(precision.keep), captured.graph)
     checked_modes(modes, tuple(s.consumer for s in captured.sites if of_product(s)))
     products = [n for n in calls(captured.graph.graph) if op_name(n) in MATRIX_PRODUCTS and is_float(n)]
     require_products(job, (module_path(n) for n in products if not precision.fp16_mode or keep.fp32_glob(n)))

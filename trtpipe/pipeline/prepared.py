@@ -27,7 +27,7 @@ from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners, require_same
 from trtpipe.model.data import open_calibration, open_check, turned, with_labels
-from trtpipe.model.labels import labels_of, names_classes
+from trtpipe.model.labels import labels_of, sample_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.codecs import CORNERS, FIGURES, RECORDED, SPECS, Codec, CornerOutputs, Recorded
@@ -298,8 +298,8 @@ class PreparedJob:
             return NO_METRICS
         with self._stages("metrics"):
             labels: Labels = baseline.labels
-            if job.check.labels is not None and not names_classes(job.check.labels):
-                labels = labels_of(job.check.labels, baseline.ids, job.check_transform(), job.check.images)
+            if (file := sample_labels(job.check)) is not None:
+                labels = labels_of(file, baseline.ids, job.check_transform(), job.check.images)
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
             judgement = Judgement(judges, labels, baseline.ids, baseline.outputs, job.boxed)
             judgement.require_figures()

@@ -352,8 +352,8 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
     if build.plugins:
         yield (
             "build.plugins",
-            "must be left out to prepare a kit (got libraries): ONNX Runtime, which checks a kit's graph, has no "
-            "plugins. Build where its GPU is.",
+            f"must be left out to prepare a kit (got {Path(build.plugins[0]).name}): ONNX Runtime, which checks a "
+            "kit's graph, has no plugins. Build where its GPU is.",
         )
     if build.error_on_timing_cache_miss:
         yield (

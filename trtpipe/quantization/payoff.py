@@ -130,7 +130,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     so, and of the engine's size what P4 found.
     """
     precision = job.precision
-    keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
+    keep = Keep.of(precision.keep)
     modes = modes_of(precision)
     if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and places(job)):
         return keep

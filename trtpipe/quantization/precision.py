@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
+from trtpipe.job.sections import KeepGlobs
 from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
@@ -80,6 +81,11 @@ class Keep:
     bf16: tuple[str, ...] = ()
     wide: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, globs: KeepGlobs) -> Keep:
+        """What `precision.keep` of a job keeps."""
+        return cls(globs.fp32, globs.fp16, globs.bf16)
 
     def fp32_glob(self, node: Node) -> str | None:
         """The first glob that keeps the node in FP32."""

@@ -13,6 +13,7 @@ from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.figures import markdown_table
 from trtpipe.jsontext import json_text
 from trtpipe.progress import per_second
 
@@ -65,8 +66,7 @@ def bench_text(bench: Bench) -> str:
 def markdown(bench: Bench) -> str:
     """One page: how it was measured, the table, and each mode that could not run with the reason."""
     titles, *rows = _table(bench)
-    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = markdown_table(titles, rows, numbers=True)
     return "\n\n".join([f"# Bench: {bench.name}", _head(bench), table, *_remarks(bench)]) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtpipe.figures import beside, exact
+from trtpipe.figures import beside, exact, markdown_table
 from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
@@ -59,7 +59,7 @@ def table(trials: Sequence[Trial]) -> str:
         row += ["" if t.size_bytes is None else f"{t.size_bytes / 1e6:.3f}", *(_of_trial(t, n) for n in figures)]
         row += [_figure(t.latency_ms)] if timed else []
         rows.append([*row, "met" if t.passed else "refused" if t.size_bytes is None else "not met"])
-    return _markdown([*titles, *(["latency ms"] if timed else []), "budget"], rows)
+    return markdown_table([*titles, *(["latency ms"] if timed else []), "budget"], rows)
 
 
 def ranking(sensitivity: Sensitivity) -> str:
@@ -97,7 +97,7 @@ def ranking(sensitivity: Sensitivity) -> str:
         f"## Sensitivity\n\nEach module alone in its number format, over {sensitivity.samples} samples: the worst "
         f"{len(rows)} of {len(sensitivity.modules)}. It took {sensitivity.passes:.1f} forward passes over them."
     )
-    return f"{head}\n\n{_markdown(titles, rows)}"
+    return f"{head}\n\n{markdown_table(titles, rows)}"
 
 
 def _kept(candidate: Candidate) -> str:
@@ -121,8 +121,3 @@ def _of_trial(trial: Trial, name: str) -> str:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

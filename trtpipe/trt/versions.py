@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from calib.types import JsonObject
+from trtpipe.figures import markdown_table
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
@@ -76,11 +77,11 @@ def document(measured: JsonObject) -> str:
         "and the contract tests hold the two against each other on the real Python bindings of each release below. "
         "TensorRT 9 is judged as 8.6: what came with 10.0 is refused for it.",
         "## Capabilities",
-        _table(("capability", *(title(*r) for r in RELEASES), "from"), _capabilities()),
+        markdown_table(("capability", *(title(*r) for r in RELEASES), "from"), _capabilities()),
         "## Builder options",
         "Every key of a job's `build` section is honoured or refused with a message. `yes`: honoured. A dash: refused, "
         "here with the value given. Options not listed are honoured by every release.",
-        _table(("option", *(title(*r) for r in RELEASES)), _options()),
+        markdown_table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
         f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from {OLDEST_PORTABLE} on. "
         f"For {', '.join(RTX_WITHOUT_FP32_PRODUCTS)} it compiles no matrix product of FP32 tensors, in INT8 neither, "
@@ -93,18 +94,18 @@ def document(measured: JsonObject) -> str:
         "plan differs on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless "
         "it says what holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks "
         "for a GPU, before it builds.",
-        _table(("option", "effect", "networks"), _measured(measured)),
+        markdown_table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",
-        _table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
+        markdown_table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
         "On a weakly typed network the flags follow from the graph, and precision constraints hold its FP32 layers in "
         "FP32, but for what lies between Q/DQ, which INT8 kernels do whole. For 8.6, Q/DQ have zero points and float32 "
         "scales, weights are float32 with a Q of their own, reductions have their axes as attributes, and Gelu, Mish "
         "and the like are spelt out; the graph is then held against the operators that 8.6's parser takes, and what it "
         "does not take is refused by node. `trtpipe prepare --for 8.6.1` writes a kit so.",
         "## What was checked, and what never ran",
-        _table(("release", "checked", "never done"), _checked()),
+        markdown_table(("release", "checked", "never done"), _checked()),
         "## Platforms",
-        _table(
+        markdown_table(
             ("`build.platform`", "device", "compute capability", "precisions", "DLA", "TensorRT", "RTX engines", ""),
             _platforms(),
         ),
@@ -122,11 +123,6 @@ def document(measured: JsonObject) -> str:
 
 def _code(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _capabilities() -> Iterator[list[str]]:
