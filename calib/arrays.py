@@ -23,7 +23,7 @@ LABELS = "labels"
 class ArraySamples:
     """Arrays [S, ...] by input name, read a sample at a time through `rows`."""
 
-    sequential = False
+    sequential, whole = False, True
 
     classes: tuple[str, ...] | None = None
     recipe = "arrays"

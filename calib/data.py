@@ -61,8 +61,8 @@ class Source:
 
     @property
     def total_count(self) -> int | None:
-        """How many samples there are to draw from; None of an iterable, of which no more are read than are used."""
-        return None if self._origin.sequential else len(self._origin.ids)
+        """How many samples there are to draw from; None of an iterable of which no more are read than are used."""
+        return len(self._origin.ids) if self._origin.whole else None
 
     @property
     def sample_count(self) -> int:
@@ -216,6 +216,7 @@ class _Relabelled:
 
     def __init__(self, origin: Origin, labels: tuple[int, ...] | None, classes: tuple[str, ...] | None) -> None:
         self.ids, self.recipe, self.sequential, self.root = origin.ids, origin.recipe, origin.sequential, origin.root
+        self.whole = origin.whole
         self.labels, self.classes = labels, classes
         self._origin = origin
 

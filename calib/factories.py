@@ -48,6 +48,7 @@ class Factory:
                 "Return a list."
             )
         self.sequential, self.root = self._sequence is None, ""
+        self.whole = self._sequence is not None
         self._stream: Iterator[object] = iter(())
         self._next = 0
         labels: list[int | None] = []
@@ -63,6 +64,7 @@ class Factory:
             while limit is None or len(labels) < limit:
                 item = self._following(len(labels))
                 if item is _END:
+                    self.whole = True
                     break
                 if limit is None and len(labels) == MOST_READ:
                     raise CalibError(

@@ -38,7 +38,7 @@ def beyond_8_bits(mode: str) -> str | None:
 class Images:
     """The images under `folder`; each becomes one sample of the model's only input."""
 
-    sequential = False
+    sequential, whole = False, True
 
     def __init__(self, folder: str, transform: TransformSpec, inputs: Sequence[InputSpec]) -> None:
         if len(inputs) != 1:

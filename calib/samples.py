@@ -143,6 +143,7 @@ class Origin(Protocol):
     classes: tuple[str, ...] | None
     recipe: str  # what besides a sample's content decides its arrays: goes into the digest
     sequential: bool  # whether going backwards is slow: such samples are used in the order they come
+    whole: bool  # whether `ids` are all that there are
     root: str  # the folder, with its "/", that messages name before a sample's id; "" where they name none
 
     def load(self, at: int) -> Sample:

@@ -474,7 +474,7 @@ def test_a_label_that_is_no_int64(tmp_path, monkeypatch, label, way):
 class Changing:
     """Samples that are multiplied by `factor` from the second time on that each is read."""
 
-    labels, classes, recipe, sequential, root = (0, 1, 0, 1), ("a", "b"), "", False, ""
+    labels, classes, recipe, sequential, whole, root = (0, 1, 0, 1), ("a", "b"), "", False, True, ""
     ids = ("a", "b", "c", "d")
 
     def __init__(self, factor, dtype):

@@ -146,6 +146,7 @@ def test_an_iterable_is_used_in_its_order_and_again():
     assert source.labels.tolist() == [0, 1, 2, 3]
     assert opened("stream", samples=2).digest != source.digest
     assert values(opened("endless", samples=3)) == [0, 1, 2]
+    assert (source.total_count, opened("stream", samples=2).total_count, opened("arrays").total_count) == (4, None, 5)
 
 
 def test_an_iterable_without_an_end_is_refused_where_no_number_is_given(monkeypatch):

@@ -258,7 +258,7 @@ def test_every_extra_that_is_named_exists():
 
 
 #: Modules by the distributions that bring them under another name.
-MODULES = {"cuda-python": "cuda", "scikit-learn": "sklearn", "tensorrt-rtx": "tensorrt_rtx"}
+MODULES = {"onnx-ir": "onnx_ir", "cuda-python": "cuda", "scikit-learn": "sklearn", "tensorrt-rtx": "tensorrt_rtx"}
 #: What brings a part of a namespace: another part of it that is missing may be anyone's.
 OF_NAMESPACES = {"protobuf"}
 

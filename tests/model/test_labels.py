@@ -228,7 +228,7 @@ def test_unknown_or_too_many_classes_are_errors(
 class Listed:
     """Samples of given classes, without files."""
 
-    recipe, sequential, root = "", False, ""
+    recipe, sequential, whole, root = "", False, True, ""
 
     def __init__(self, names: tuple[str, ...], of: tuple[int, ...]) -> None:
         self.classes, self.labels, self.ids = names, of, tuple(map(str, range(len(of))))

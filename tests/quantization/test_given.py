@@ -65,8 +65,8 @@ def test_a_product_is_in_int8_where_both_its_factors_are(conv: tuple[str, ...], 
     notes = "\n".join(made.notes)
     assert ("not quantized, the model's own Q/DQ leave" in notes) == (len(conv) + len(product) < 4)
     assert (
-        "mean: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: outside "
-        "any module" in made.notes
+        "mean: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: the "
+        "model itself" in made.notes
     )
 
 
@@ -208,7 +208,7 @@ def test_a_scale_of_zero_is_the_least_one_in_table_and_graph(tmp_path: Path, sca
     made = quantize(captured, int8=True, half=None, keep=Keep(), amax=amax, ranges={})
     (note,) = [n for n in made.notes if "are raised" in n]
     assert note.startswith(
-        "scales of the model that are 0, or too small for float32 or for INT32 biases, are raised: the model ("
+        "scales of the model that are 0, or too small for float32 or for INT32 biases, are raised: the model itself ("
     )
 
 
@@ -216,7 +216,7 @@ def test_a_scale_too_small_for_its_bias_in_int32_is_raised_with_a_note() -> None
     """Stock ONNX Runtime adds the bias in units of both scales' product."""
     captured = as_given(capture(nets.loaded(Scaled(1e-12, weight=True), ("N", 4))))
     made = quantize(captured, int8=True, half=None, keep=Keep(), amax=given_amax(captured), ranges={})
-    assert [n for n in made.notes if "are raised: the model (" in n]
+    assert [n for n in made.notes if "are raised: the model itself (" in n]
     as_it_is = as_given(capture(nets.loaded(Scaled(0.1, weight=True), ("N", 4))))
     made = quantize(as_it_is, int8=True, half=None, keep=Keep(), amax=given_amax(as_it_is), ranges={})
     assert not [n for n in made.notes if "are raised" in n]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from calib.algorithms import INT8_RANGE
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, titled
 from trtpipe.model.export import export
 from trtpipe.model.nodes import add_constant, bias_of, constant_value, copied, is_constant, module_path, set_constant
 from trtpipe.model.pt2e import (
@@ -238,7 +238,7 @@ def quantize(
     types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
         notes += not_fused(plan.int8)
-        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
+        notes += [f"{titled(module_path(s.node))}: not quantized, {s.reason}" for s in plan.skipped]
     unmet: tuple[str, ...] = ()
     if narrow is not None:
         nodes = tuple(plan.chosen.choices)
