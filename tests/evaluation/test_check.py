@@ -414,7 +414,9 @@ def test_a_metric_by_which_nothing_is_right_is_a_warning_of_the_verdict() -> Non
     checked = data()
     judges = (judge("best", OwnMetric(function="top5", args={"k": 1}), labelled=True),)
     never = Judgement(judges, (X.argmax(1) + 1) % X.shape[1], ("a",) * len(X), {"y": X})
-    assert run(Echo(), data=replace(checked, judgement=never)).warnings == never.says_nothing() != ()
+    said = run(Echo(), data=replace(checked, judgement=never)).warnings
+    assert said == never.says_nothing() != ()
+    assert run(Echo(), data=replace(checked, judgement=never), warnings=said).warnings == said  # a kit's, once
 
 
 @pytest.mark.parametrize(("bound", "better"), [("min", "higher"), ("max", "lower")])

@@ -156,6 +156,7 @@ def check_engine(
     asked = doubtful(unsure, data.samples, limits, counted)
     problems += [f"{line}. check.limits.confident asks for that" for line in asked]
     passed = not problems and all(m.passed is not False for m in measured)
+    doubts = (*_unproven(control, measured), *near_chance(measured, data), *data.judgement.says_nothing())
     return CheckReport(
         executed,
         runner.name,
@@ -165,7 +166,7 @@ def check_engine(
         passed,
         tuple(problems),
         tuple(notes),
-        (*warnings, *_unproven(control, measured), *near_chance(measured, data), *data.judgement.says_nothing()),
+        tuple(dict.fromkeys((*warnings, *doubts))),  # a kit's check has said some already
         _on_golden(data, outputs, [m.output for m in measured if m.name == "relative_l2"]),
     )
 

@@ -74,6 +74,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _spell_out_bilinears(graph)
     _spell_out_products(graph)
     _spell_out_integer_divisions(graph)
+    _spell_out_shifts_of_bytes(graph)
     spell_out_einsums(graph)
     spell_out_adaptive_pools(graph)
     spell_out_embedding_bags(graph)
@@ -320,6 +321,29 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, bias: torch.T
     products = product(a, rows, True, None, 1, 1)
     summed = torch.matmul(products.reshape(*a.shape[:-1], -1, b.shape[-1]), b.unsqueeze(-1)).squeeze(-1)
     return summed if bias is None else summed + bias
+
+
+#: PyTorch's names of shifts, and whether they go to the left.
+_SHIFTS = {"__lshift__": True, "bitwise_left_shift": True, "__rshift__": False, "bitwise_right_shift": False}
+
+
+def _spell_out_shifts_of_bytes(graph: torch.fx.GraphModule) -> None:
+    """Replace a shift of uint8 by a number: PyTorch's exporter takes its result for int8."""
+    import torch
+
+    from trtpipe.model.nodes import calls, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) in _SHIFTS and isinstance(n.args[1], int)]:
+        if node.meta["val"].dtype == torch.uint8:
+            node.target, node.args = shifted_bytes, (node.args[0], node.args[1], _SHIFTS[op_name(node)])
+
+
+def shifted_bytes(x: torch.Tensor, by: int, left: bool) -> torch.Tensor:
+    """`x`, uint8 of any shape, shifted by 0 bits or more to the left or right, as uint8."""
+    import torch
+
+    wide = x.to(torch.int32)
+    return (wide << by if left else wide >> by).to(torch.uint8)
 
 
 def _spell_out_integer_divisions(graph: torch.fx.GraphModule) -> None:
