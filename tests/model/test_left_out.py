@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trtpipe.model.bindings import bind
-from trtpipe.model.output_specs import left_out
+from trtpipe.model.output_specs import binding_notes
 from trtpipe.values import DimRange, TensorSpec
 
 
@@ -24,10 +24,10 @@ def test_named_outputs_that_a_job_leaves_out_are_noted(names, said):
             return {"a": x, "b": 2 * x, "c": {"d": x + 1}}
 
     inputs = (TensorSpec("x", "float32", ("N", 3), {"N": DimRange(1, 2, 4)}),)
-    assert left_out(bind(Named(), inputs, {}, names), inputs) == "".join(said)
+    assert binding_notes(bind(Named(), inputs, {}, names), inputs) == said
     many = bind(Many(), inputs, {}, ("0",))
-    assert left_out(many, inputs) == (
-        "outputs: the model returns 1, 2, 3, 4, 5, 6 and 3 more too, which the job leaves out"
+    assert binding_notes(many, inputs) == (
+        "outputs: the model returns 1, 2, 3, 4, 5, 6 and 3 more too, which the job leaves out",
     )
 
 

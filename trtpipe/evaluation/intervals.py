@@ -105,7 +105,7 @@ def bootstrap_interval(statistic: Callable[[Array], float], samples: int) -> Int
     Args:
         statistic: a number for the samples at the places int64 [samples].
         samples: how many there are. Of fewer than `LEAST_RESAMPLED` it is all numbers, and so it is where some draw
-            has no number (NaN): of so many samples one in `RESAMPLES` draws would have one that counts.
+            has no number (NaN), as only few of the samples count then.
     """
     if samples < LEAST_RESAMPLED:
         return ALL_NUMBERS

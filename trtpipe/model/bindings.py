@@ -79,15 +79,23 @@ class Bound(torch.nn.Module):
         """
         arguments: list[torch.Tensor] = []
         for k, x in enumerate(inputs):
-            normalized = hasattr(self, f"factor_{k}")
-            if self.specs[k].dtype == "float16" or (x.dtype == torch.uint8 and (normalized or self.casts_uint8)):
+            if self.specs[k].dtype == "float16" or (x.dtype == torch.uint8 and (self._scales(k) or self.casts_uint8)):
                 x = x.to(torch.float32)
-            if normalized:
+            if self._scales(k):
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
             arguments.append(x)
         if not self.nested:
             return arguments
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
+
+    def cast_bytes(self) -> tuple[str, ...]:
+        """Names of the uint8 inputs that the network is given as float32, though no normalisation asks for that."""
+        kept = [s.name for k, s in enumerate(self.specs) if s.dtype == "uint8" and not self._scales(k)]
+        return tuple(kept) if self.casts_uint8 else ()
+
+    def _scales(self, place: int) -> bool:
+        """Whether the input there is normalised."""
+        return hasattr(self, f"factor_{place}")
 
     def count(self, inputs: Sequence[torch.Tensor]) -> int:
         """How many tensors the network returns for one batch of the bound inputs, [B, ...] in the job's dtypes."""

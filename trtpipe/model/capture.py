@@ -32,7 +32,6 @@ def capture(loaded: LoadedModel) -> Captured:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
         InputError: the model's own code raised, or it draws random numbers.
     """
-
     from trtpipe.model import graph_digest
     from trtpipe.model.attention import spell_out_attention
     from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired

@@ -21,7 +21,7 @@ from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
-from trtpipe.model.output_specs import left_out, output_specs
+from trtpipe.model.output_specs import binding_notes, output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
 from trtpipe.values import FROM_TORCHSCRIPT, LoadedModel, ModelKind, TensorSpec
@@ -64,8 +64,7 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     kind: ModelKind = "onnx" if job.model.onnx else "program" if job.model.program else "eager"
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
     notes: tuple[str, ...] = network.file.notes if kind == "onnx" else ()  # type: ignore[union-attr, assignment]
-    if more := left_out(module, inputs):
-        notes = (*notes, more)
+    notes = (*notes, *binding_notes(module, inputs))
     return LoadedModel(module, inputs, outputs, digest, source, notes, kind=kind, classes=classes)
 
 

@@ -91,16 +91,18 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     return tuple(specs)
 
 
-def left_out(module: Bound, inputs: tuple[TensorSpec, ...]) -> str:
-    """A note on what the model returns and the job leaves out, found as `output_specs` does; empty where that is
-    nothing."""
+def binding_notes(module: Bound, inputs: tuple[TensorSpec, ...]) -> tuple[str, ...]:
+    """Notes on inputs that the model takes in another dtype, and on what it returns and the job leaves out; found as
+    `output_specs` does, and after it."""
     import torch
 
+    cast = module.cast_bytes()
+    notes = [f"inputs.{name}: the model takes no uint8, and is given float32 from 0 to 255" for name in cast]
     with torch.inference_mode():
         names = module.left_out(_MadeUp(module, inputs, whole_value(module, inputs)).args(_first_sizes(inputs)))
-    if not names:
-        return ""
-    return f"outputs: the model returns {some_of(names, _MOST_NAMED)} too, which the job leaves out"
+    if names:
+        notes.append(f"outputs: the model returns {some_of(names, _MOST_NAMED)} too, which the job leaves out")
+    return tuple(notes)
 
 
 def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:

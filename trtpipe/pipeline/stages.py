@@ -25,7 +25,7 @@ from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
 from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes, verdict_warnings
-from trtpipe.routes.onnx import compiler, graph_of
+from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import activation_memory, graph_as_checked, graph_notes, open_engine
@@ -164,7 +164,7 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
         quantized = quantize(job, prepared, made, stages)
         lowered = lowered_of(prepared, quantized, made, None)
         with stages("export"):
-            graph = graph_of(job, quantized)
+            graph = onnx_of(job, quantized)
             del quantized  # its program holds the graph's weights once more
         return replace(lowered, graph=graph)
 

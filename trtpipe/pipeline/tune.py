@@ -35,7 +35,7 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import graph_of, lowered_for
+from trtpipe.routes.onnx import lowered_for, onnx_of
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
@@ -236,7 +236,7 @@ class _Bench:
             return Trial(candidate, False, math.inf, (), (str(error),), 0.0, None)
         prepared = self._plain.corrected(table)
         with self.stages(f"trial: {described(candidate)}") as progress:
-            model = lowered_for(graph_of(job, quantized), job.build.target)
+            model = lowered_for(onnx_of(job, quantized), job.build.target)
             with graph_as_checked(model.data, job.build.target) as runner:
                 report = check_engine(
                     runner,

@@ -232,7 +232,7 @@ def quantize(
         InputError: a glob matches nothing, nothing is left to quantize, or the table lacks a tensor.
     """
     keep = checked_keep(keep, captured.graph)
-    notes: list[str] = [*keep.notes]
+    notes = list(keep.notes)
     scales: dict[str, float] = {}
     plan = checked_plan(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     types = scale_types(captured.graph, half, keep, ranges)

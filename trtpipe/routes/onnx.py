@@ -51,10 +51,10 @@ def compile_engine(
     job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
 ) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, graph_of(job, quantized), progress, samples)
+    return compile_graph(job, onnx_of(job, quantized), progress, samples)
 
 
-def graph_of(job: Job, quantized: Quantized) -> OnnxModel:
+def onnx_of(job: Job, quantized: Quantized) -> OnnxModel:
     """The quantized graph as ONNX, for the job's target and the TensorRT that is here."""
     return to_onnx(quantized, release(job), plugins=bool(job.build.plugins))
 
