@@ -206,7 +206,7 @@ class Line:
         quantized = quantize(
             captured,
             int8=table is not None,
-            half=half_dtype(way.half, False),
+            half=half_dtype("fp16" if way.half else None),
             keep=keep_of(job, captured),
             amax={} if table is None else table.amax,
             ranges=self.ranges if way.half else {},

@@ -102,7 +102,7 @@ def measure(graph: Any, name: str, precision: dict[str, Any]) -> dict[str, Any]:
     quantized = quantize(
         graph,
         int8=asked.precision.int8_mode,
-        half=half_dtype(asked.precision.fp16_mode, asked.precision.bf16_mode),
+        half=half_dtype(asked.precision.half),
         keep=keep_of(asked, graph),
         amax={key: 1 + zlib.crc32(key.encode()) % 1000 / 300 for key in prepare(graph).observers},
         ranges={},

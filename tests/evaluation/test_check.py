@@ -190,6 +190,10 @@ def test_accuracy_needs_labels() -> None:
         "check.labels, or as many calibration folders as the model has classes, name; `labels` beside the arrays; or "
         "one class a sample in check.labels"
     )
+    found = unjudgeable(Limits(accuracy_drop_max=0.01), {"y": np.ones((2, 2), np.float32)}, np.full(2, -1), ())
+    assert found == {
+        "accuracy_drop_max": "check.limits.accuracy_drop_max cannot be judged: it needs labels that are known (all are -1)",
+    }
 
 
 def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:
@@ -239,6 +243,21 @@ def test_labels_are_of_the_outputs_that_have_a_column_for_each(order: Any, last:
     data = CheckData(lambda: iter(()), reference, labels, 12, Batching(INPUT, (), 4))
     said = ("box: no accuracy was measured, as labels go to 4 and it has 2 columns",)
     assert _without_the_labels(data) == (said if last == 4 else ())
+
+
+@pytest.mark.parametrize("shape", [(12, 1), (12,), (12, 2, 5, 5)])
+def test_labels_beside_no_scores_of_classes_are_said_to_judge_nothing(shape: tuple[int, ...]) -> None:
+    """One logit is not ranked; `check.metrics` can judge by labels whatever the output is."""
+    reference, labels = {"y": np.ones(shape, np.float32)}, np.arange(12) % 2
+    data = CheckData(lambda: iter(()), reference, labels, 12, Batching(INPUT, (), 4))
+    assert _without_the_labels(data) == (
+        "no accuracy was measured, as no output has one score a class, float [N, 2 or more]; "
+        "a metric of your own (check.metrics) can judge by the labels",
+    )
+    assert _without_the_labels(replace(data, labels=None)) == ()
+    assert _without_the_labels(replace(data, labels=np.full(12, -1))) == ()
+    judged = Judgement((judge("mae", OwnMetric(function="mae"), labelled=False),))
+    assert _without_the_labels(replace(data, judgement=judged)) == ()
 
 
 @pytest.mark.parametrize(

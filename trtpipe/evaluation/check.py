@@ -297,8 +297,10 @@ def unjudgeable(
     if not _class_scores(reference, unranked):
         lacks = "cannot be judged: it needs an output of one score a class, float [N, 2 or more]"
         why = {limit: lacks for limit in SHARE_LIMITS if getattr(limits, limit) is not None}
-    elif labels is None or not (labels >= 0).any():
+    elif labels is None:
         why = without_labels(limits)
+    elif _last_label(labels) < 0 and limits.accuracy_drop_max is not None:
+        why = {"accuracy_drop_max": "cannot be judged: it needs labels that are known (all are -1)"}
     return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}
 
 
@@ -313,11 +315,20 @@ def _last_label(labels: Array | None) -> int:
 
 
 def _without_the_labels(data: CheckData) -> tuple[str, ...]:
-    """A note on each output of scores that has no column for some label: the labels are of another output's classes."""
+    """A note on each output of scores that has no column for some label: the labels are of another output's classes.
+
+    One where no output has scores of classes, and no metric of the job's judges by the labels either.
+    """
     last = _last_label(data.labels)
+    scores = _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed})
+    if last >= 0 and not scores and not data.judgement.judges:
+        return (
+            "no accuracy was measured, as no output has one score a class, float [N, 2 or more]; "
+            "a metric of your own (check.metrics) can judge by the labels",
+        )
     return tuple(
         f"{name}: no accuracy was measured, as labels go to {last} and it has {count} columns"
-        for name, count in _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed}).items()
+        for name, count in scores.items()
         if count <= last
     )
 

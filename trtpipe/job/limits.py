@@ -64,7 +64,11 @@ class Limits(Section):
     """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
 
     cosine_min: float | None = Field(
-        default=None, ge=-1, le=1, description="cosine similarity with the baseline, mean of the samples"
+        default=None,
+        ge=-1,
+        le=1,
+        description="cosine similarity with the baseline, mean of the samples; "
+        "of one number a sample, over all samples",
     )
     cosine_worst_min: float | None = Field(
         default=None, ge=-1, le=1, description="cosine similarity with the baseline of the worst sample"

@@ -127,7 +127,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
         quantized = stage.quantize(
             captured,
             int8=job.places_int8,
-            half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+            half=half_dtype(precision.half),
             keep=keep_of(job, prepared.captured),
             amax={} if table is None else table.amax,
             ranges=prepared.needed_ranges(precision),

@@ -297,7 +297,7 @@ class _Bench:
         narrow, keep = self.narrow(job), keep_of(job, prepared.captured)
         modes = None if narrow is None else narrow.modes
         plan = plan_sites(prepared.captured, int8=precision.int8_mode, keep=keep, modes=modes)
-        half = half_dtype(precision.fp16_mode, precision.bf16_mode)
+        half = half_dtype(precision.half)
         types = scale_types(graph, half, keep, prepared.needed_ranges(precision))
         changed = planned(prepared.captured, plan, self.amax(candidate.algorithm), types, narrow)
         machine, parts, how = Partial(graph), [], batching(job, prepared)

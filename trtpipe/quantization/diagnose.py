@@ -65,7 +65,7 @@ def diagnose(
             Batching(captured.inputs, captured.outputs, job.batch_size(job.check)),
             batch=batch_size(captured) if seconds is None else 1,
         ),
-        half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+        half=half_dtype(precision.half),
         keep=keep_of(job, captured),
         progress=progress,
         ranges=ranges,

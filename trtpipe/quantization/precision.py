@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -395,6 +395,6 @@ class _Placer:
         return new
 
 
-def half_dtype(fp16_mode: bool, bf16_mode: bool) -> torch.dtype | None:
-    """The low float precision of a job, None when it asks for none."""
-    return torch.float16 if fp16_mode else torch.bfloat16 if bf16_mode else None
+def half_dtype(half: Literal["fp16", "bf16"] | None) -> torch.dtype | None:
+    """PyTorch's type of `Precision.half`; None for None."""
+    return None if half is None else {"fp16": torch.float16, "bf16": torch.bfloat16}[half]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import Array
-from trtpipe.routes.narrow_onnx import Translations
+from trtpipe.routes.narrow_onnx import Translations, dequantized_type
 
 if TYPE_CHECKING:
     from onnx_ir import Value
@@ -40,18 +40,13 @@ def translations(*, float32_only: bool) -> Translations:
         del dtype  # always torch.int8 here: placement quantizes to nothing else
         return op.Constant(value=ir.tensor(np.asarray(0, np.int8)))
 
-    def out_type(out_dtype: int | None) -> ir.DataType:
-        if out_dtype in (None, -1):
-            return ir.DataType.FLOAT
-        return ir.DataType(int(out_dtype))
-
     def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:
         return op.QuantizeLinear(input, scale_of(scale, input.dtype), zero(dtype))
 
     def dequantize(
         input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
     ) -> Value:
-        return op.DequantizeLinear(input, scale_of(scale, out_type(out_dtype)), zero(dtype))
+        return op.DequantizeLinear(input, scale_of(scale, dequantized_type(out_dtype)), zero(dtype))
 
     def dequantize_channel(
         input: Value,
@@ -63,7 +58,7 @@ def translations(*, float32_only: bool) -> Translations:
         dtype: int,
         out_dtype: int = -1,
     ) -> Value:
-        kind = out_type(out_dtype)
+        kind = dequantized_type(out_dtype)
         if kind != ir.DataType.FLOAT:
             scales = op.Cast(scales, to=int(kind))
         return op.DequantizeLinear(input, scales, axis=axis)
@@ -89,7 +84,7 @@ def _float32_translations() -> Translations:
         return value if value.dtype == ir.DataType.FLOAT else op.Cast(value, to=int(ir.DataType.FLOAT))
 
     def narrow(value: Value, out_dtype: int | None) -> Value:
-        kind = ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
+        kind = dequantized_type(out_dtype)
         return value if kind == ir.DataType.FLOAT else op.Cast(value, to=int(kind))
 
     def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:

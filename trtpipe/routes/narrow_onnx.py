@@ -18,7 +18,7 @@ from trtpipe.values import Quantized
 
 if TYPE_CHECKING:
     from onnx.defs import OpSchema
-    from onnx_ir import Model, Value
+    from onnx_ir import DataType, Model, Value
     from onnxscript.values import Opset
 
 #: What an operator of PyTorch is in ONNX: a function of its inputs that writes the nodes.
@@ -42,6 +42,13 @@ def opset_of(quantized: Quantized, least: int) -> int:
     return max(least, *(_OPSETS.get(n, least) for n in names))
 
 
+def dequantized_type(out_dtype: int | None) -> DataType:
+    """The type that a DequantizeLinear gives: its `out_dtype` as ONNX numbers types; float32 for None or -1."""
+    from onnx_ir import DataType
+
+    return DataType.FLOAT if out_dtype in (None, -1) else DataType(int(out_dtype))
+
+
 def translations() -> Translations:
     """What `torch.ops.trtpipe`'s operators in FP8 and 4 bits are in ONNX."""
     import ml_dtypes
@@ -60,9 +67,6 @@ def translations() -> Translations:
         ir.DataType.BFLOAT16: ml_dtypes.bfloat16,
     }
 
-    def kind(out_dtype: int | None) -> ir.DataType:
-        return ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
-
     def constant(op: Opset, value: float, dtype: ir.DataType) -> Value:
         return op.Constant(value=ir.tensor(np.asarray(value, floats[dtype])))
 
@@ -76,16 +80,18 @@ def translations() -> Translations:
         return opset20.QuantizeLinear(x, constant(opset20, scale, x.dtype or ir.DataType.FLOAT), zero(opset20))
 
     def fp8_dequantize(q: Value, scale: float, out_dtype: int = -1) -> Value:
-        return opset20.DequantizeLinear(q, constant(opset20, scale, kind(out_dtype)), zero(opset20))
+        return opset20.DequantizeLinear(q, constant(opset20, scale, dequantized_type(out_dtype)), zero(opset20))
 
     def int4_dequantize(q: Value, scales: Value, out_dtype: int = -1) -> Value:
         block = q.shape[1] // scales.shape[1]
-        return opset21.DequantizeLinear(q, cast(opset21, scales, kind(out_dtype)), axis=1, block_size=block)
+        return opset21.DequantizeLinear(q, cast(opset21, scales, dequantized_type(out_dtype)), axis=1, block_size=block)
 
     def by_block(q: Value, scales: Value, scale: float, axis: int, out_dtype: int) -> Value:
         op = opset23
         wide = op.DequantizeLinear(scales, constant(op, scale, ir.DataType.FLOAT))
-        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=formats.NVFP4.blocks[0])
+        return op.DequantizeLinear(
+            q, cast(op, wide, dequantized_type(out_dtype)), axis=axis, block_size=formats.NVFP4.blocks[0]
+        )
 
     def fp4_dequantize(q: Value, scales: Value, scale: float, out_dtype: int = -1) -> Value:
         return by_block(q, scales, scale, 1, out_dtype)
