@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import itertools
 import re
@@ -186,7 +187,7 @@ def public(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def unsaid(function: ast.FunctionDef) -> list[str]:
-    """What a docstring leaves out: the dtype or shape of arrays, the errors that are raised."""
+    """What a docstring leaves out: the dtype or shape of arrays, the errors that are raised, some of the arguments."""
     text = ast.get_docstring(function) or ""
     signature = f"{ast.unparse(function.args)} -> {ast.unparse(function.returns or ast.Constant(None))}"
     raised = {ast.unparse(n.exc) for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None}
@@ -196,6 +197,15 @@ def unsaid(function: ast.FunctionDef) -> list[str]:
     said = re.search(r"\bRaises?\b|\w+Error\b|[Rr]efuse", text)
     if any(re.match(r"(?!SystemExit)[A-Z]\w*\(", error) for error in raised) and not said:
         missing.append("Raises")
+    if "Raises:" in text and "TrtpipeError" not in text:
+        named = {error.partition("(")[0].rpartition(".")[2] for error in raised if error[:1].isupper()}
+        named -= set(vars(builtins))  # often an OSError's subclass, or made into an error of ours around it
+        caught = {ast.unparse(h.type) for h in ast.walk(function) if isinstance(h, ast.ExceptHandler) and h.type}
+        missing += [name for name in sorted(named) if name not in text and not any(name in c for c in caught)]
+    if "Args:\n" in text:
+        explained = text.partition("Args:\n")[2]
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        missing += [a.arg for a in arguments if a.arg not in ("self", "cls") and a.arg not in explained]
     return [] if text.startswith("See `") else missing
 
 
@@ -222,6 +232,9 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
     assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []
     other = ast.parse('def f(x: Outputs) -> float:\n    """The mean."""\n    raise Unfit("no")').body[0]
     assert unsaid(other) == ["shape or dtype", "Raises"]  # type: ignore[arg-type]
+    text = "Do it.\\n\\n    Args:\\n        x: a number.\\n\\n    Raises:\\n        InputError: it is none.\\n    "
+    code = f'def f(x: int, y: int) -> None:\n    """{text}"""\n    raise MissingError("no")'
+    assert unsaid(ast.parse(code).body[0]) == ["MissingError", "y"]  # type: ignore[arg-type]
 
 
 #: What a message begins with, a place, and ends with, a sentence; `{}` is what is filled in.

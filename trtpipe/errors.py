@@ -51,6 +51,9 @@ class Cancelled(TrtpipeError):
 
     exit_code = ExitCode(130)
 
+    def __init__(self, message: str = "interrupted") -> None:
+        super().__init__(message)
+
 
 def titled(module: str) -> str:
     """A module's path as a message names it; the path of the model's own operations is empty."""

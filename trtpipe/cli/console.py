@@ -117,7 +117,7 @@ class Console:
         try:
             yield
             if self._cancelled:
-                raise Cancelled("interrupted")
+                raise Cancelled
             outcome = ""
         except (KeyboardInterrupt, Cancelled):
             self._cancelled = True
@@ -127,7 +127,7 @@ class Console:
             raise
         except Exception as error:  # native code makes errors of its own of an interrupt that is raised below it
             if self._cancelled:
-                raise Cancelled("interrupted") from error
+                raise Cancelled from error
             raise
         finally:
             self._polled = False

@@ -136,7 +136,7 @@ def _received(pipe: connection.Connection, process: Process) -> Result:
         raise
     if result is None:
         end(process, GRACE_S)
-        raise Cancelled("interrupted")
+        raise Cancelled
     assert isinstance(result, Result)
     return result
 

@@ -169,7 +169,7 @@ def measure_modes(
 
 def _listen(progress: Progress) -> None:
     if progress.cancelled():
-        raise Cancelled("interrupted")
+        raise Cancelled
 
 
 def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | None]:

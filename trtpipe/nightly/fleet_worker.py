@@ -134,7 +134,15 @@ def serve(
     """Be a worker of `scheduler` until it closes or the process is stopped.
 
     Args:
+        scheduler: its address, as Dask has it: `tls://HOST:PORT` or `tcp://HOST:PORT`.
         ready: called when nothing of this machine stands in the way, before the scheduler is asked.
+        tags: words without commas that a job's device can ask for.
+        name: what the fleet calls this worker; by default the host's name and the process's number.
+        cache: folder of the job cache; made where it is missing.
+        threads: how many threads a build may use, 1 or more; by default the cores that this process may use.
+        gpu: index of the one GPU to use, from 0; by default all that CUDA shows.
+        credentials: folder that `trtpipe keygen --fleet` made, for TLS.
+        insecure: whether an address off the loopback may go without TLS.
 
     Raises:
         MissingError: distributed is not installed, the scheduler does not answer, or GPU `gpu` cannot be used.

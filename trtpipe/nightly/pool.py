@@ -83,7 +83,7 @@ class Reports:
 
     def _check(self) -> None:
         if self.cancelled():
-            raise Cancelled("interrupted")
+            raise Cancelled
 
 
 def _code(task: Task) -> str:

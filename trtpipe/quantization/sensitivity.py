@@ -301,7 +301,7 @@ def _walk(
             return
         if node in begins:
             if progress.cancelled():
-                raise Cancelled("interrupted")
+                raise Cancelled
             one = begins[node]
             last = one.unit.nodes[-1]
             outputs, seen = machine.finish(at, alive, one.changed, (last,))

@@ -340,6 +340,7 @@ def load(
     Raises:
         InputError: the bundle is damaged, unsigned or badly signed, a kit, or has no graph.
         MissingError: it does not fit this device, or its runtime is not installed.
+        Replaced: another bundle takes its place again and again.
     """
     trusted = Path(key) if key is not None else signing.configured_key()
     for _ in range(10):

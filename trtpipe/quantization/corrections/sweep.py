@@ -108,7 +108,7 @@ class Sweep:
         with torch.inference_mode():
             for at, node in self._machine.operations:
                 if self._progress.cancelled():
-                    raise Cancelled("interrupted")
+                    raise Cancelled
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
                 if not (quantized := quantized or node in self._sites):
                     values = wanted

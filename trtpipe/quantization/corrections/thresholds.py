@@ -71,7 +71,7 @@ class ThresholdSearch:
         with torch.inference_mode():
             for at, node in self._machine.operations:
                 if self._progress.cancelled():
-                    raise Cancelled("interrupted")
+                    raise Cancelled
                 wanted = [self._machine.value(node, values, {}) for values in alive]
                 sites = self._sites.get(node, ())
                 if any(s.rule == "Q1" for s in sites):
