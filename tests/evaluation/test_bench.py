@@ -66,12 +66,30 @@ def test_modes_take_turns_after_warming_up_and_percentiles_are_of_the_timed_runs
         [clock.mode("slow", [500.0] * 5 + list(range(1, 11))), clock.mode("fast", 2.0)]
     )
     assert rounds == 10
-    assert clock.ran == ["slow"] * 5 + ["fast"] * 5 + ["slow", "fast"] * 10
+    assert clock.ran == ["slow", "fast"] * 15
     assert slow.median_ms == pytest.approx(5.5)
     assert slow.p90_ms == pytest.approx(9.1)
     assert slow.p99_ms == pytest.approx(9.91)
     assert slow.throughput == pytest.approx(2 / 5.5e-3)
     assert fast.median_ms == pytest.approx(2.0)
+
+
+def test_what_the_making_of_a_mode_costs_another_is_not_timed():
+    """To prepare PyTorch's INT8 mode empties the cache of what torch.compile made for the modes before it."""
+    clock = Clock()
+    compiled: set[str] = set()
+
+    def prepare() -> Ready:
+        compiled.clear()
+
+        def run() -> None:
+            clock.now += 0.001 if "compiled" in compiled else 1.0
+            compiled.add("compiled")
+
+        return Ready(run, lambda a: {"y": a["x"]}, 10)
+
+    (row, _), _ = clock.measure([Mode("compiled", "cpu", prepare), Mode("int8", "cpu", prepare)])
+    assert row.p99_ms == pytest.approx(1.0)
 
 
 def test_what_was_opened_for_a_mode_is_closed_once_it_fails_or_all_are_timed():

@@ -127,8 +127,9 @@ def measure_modes(
 ) -> tuple[tuple[Row, ...], int]:
     """One row for each mode, and how many rounds were timed.
 
-    Every mode is prepared, runs all samples and warms up; then rounds follow, each of which runs every mode once,
-    so that whatever else the machine does falls on all of them alike. Rounds end early after `seconds`, but not before
+    Every mode is prepared and runs all samples; then rounds follow, each of which runs every mode once, so that
+    whatever else the machine does falls on all of them alike. The first few warm up: not before, since to prepare one
+    mode can make PyTorch forget what it has compiled for another. Rounds end early after `seconds`, but not before
     there are 10.
 
     Raises:
@@ -150,7 +151,7 @@ def measure_modes(
             rows.append(row)
             progress.step(k + 1, len(modes), "modes")
         times: dict[int, list[float]] = {k: [] for k in ready}
-        began, done = clock(), 0
+        began, done = clock(), -WARM_UP
         while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
             _listen(progress)
             for k, made in list(ready.items()):
@@ -163,7 +164,10 @@ def measure_modes(
                     rows[k] = _skipped(modes[k], error)
                     del ready[k], times[k]
             done += 1
-            progress.step(done, rounds, "rounds")
+            if done == 0:
+                began, times = clock(), {k: [] for k in ready}
+            elif done > 0:
+                progress.step(done, rounds, "rounds")
     return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
 
 
@@ -180,8 +184,6 @@ def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | 
             made = mode.prepare()
             own.callback(made.close)
             outputs = outputs_of(made.infer, data)
-            for _ in range(WARM_UP):
-                made.run()
             opened.push(own.pop_all())
     except Cancelled:
         raise
