@@ -34,7 +34,6 @@ from trtpipe.cli.main import main
         ),
         ("history --history b.json --plot p.svg", "NAME must be given with --plot."),
         ("nightly", "JOB... must be given, or --resume."),
-        ("nightly --resume --force", "--force must not be given with --resume: it would build again what is done."),
         ("nightly job.yaml --explain --sign k", "--sign must not be given with --explain: nothing would use it."),
         ("nightly job.yaml --explain --repeat 2", "--repeat must not be given with --explain: nothing would use it."),
         ("nightly job.yaml --explain --accept x", "--accept must not be given with --explain: nothing would use it."),

@@ -513,7 +513,7 @@ def test_interrupted_it_stops_and_resume_goes_on(world):
     assert (world / "out/rtx/manifest.json").read_bytes() == before or "rtx: built" in err
     assert not list((world / "out").glob(".*trtpipe-new*"))
     wrong = nights.start("nightly", "jobs/m.yaml", "-o", "out", "--cache", "cache", "--resume", cwd=world)
-    assert "--resume: jobs and --set must be those of the run that was stopped" in wrong.communicate()[1]
+    assert "--resume: jobs and options must be those of the run that was stopped" in wrong.communicate()[1]
     report = json.loads(nights.run("nightly", "-o", "out", "--cache", "cache", "--resume", "--json", cwd=world))
     assert report["resumed"]
     assert report["run"] == 2

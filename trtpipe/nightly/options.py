@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import Sign
+from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.nightly.regressions import LIMITS, Limit
 from trtpipe.nightly.task import BuildTask, RepeatTask, Task
@@ -19,6 +20,12 @@ from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 #: What a night writes beside its bundles: its report, as JSON, text and a page, and a folder of its workers' output.
 JSON_REPORT, TEXT_REPORT, PAGE, LOGS = "nightly.json", "nightly.txt", "nightly.html", ".nightly"
+
+#: What a resumed run does as the one that was stopped, and how it is asked for.
+FLAGS: Mapping[str, str] = {
+    "jobs": "JOB", "overrides": "--set", "force": "--force", "repeat": "--repeat", "accept": "--accept",
+    "limits": "--limit", "store": "--store", "diagnose_seconds": "--diagnose",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,50 @@ class Options:
     notes: tuple[str, ...] = ()
 
     def arguments(self) -> JsonObject:
-        """The options that a resumed run must share with the one it resumes, as JSON."""
-        return {"jobs": [str(p.resolve()) for p in self.jobs], "overrides": list(self.overrides)}
+        """What a run that resumes this one does again: the options of `FLAGS`, as JSON."""
+        return {
+            "jobs": [str(p.resolve()) for p in self.jobs],
+            "overrides": list(self.overrides),
+            "force": self.force,
+            "repeat": self.repeat,
+            "accept": list(self.accept),
+            "limits": {name: asdict(limit) for name, limit in self.limits.items()},
+            "store": self.store,
+            "diagnose_seconds": self.diagnose_seconds,
+        }
+
+    def resuming(self, arguments: JsonObject) -> Options:
+        """These, with what the run that is gone on with was asked for.
+
+        Args:
+            arguments: of that run, as `arguments` gives them; what is missing was not asked for.
+
+        Raises:
+            InputError: another was asked for now, or cannot be with an option of that run.
+        """
+        unasked = Options((), self.out, self.cache, self.history).arguments()
+        before, now = {**unasked, **arguments}, self.arguments()
+        if others := [FLAGS[name] for name in FLAGS if now[name] not in (unasked[name], before[name])]:
+            raise InputError(
+                "--resume: jobs and options must be those of the run that was stopped (got others in "
+                f"{', '.join(others)}). Leave them out, or --resume."
+            )
+        if before["repeat"] and (self.scheduler or self.sign):
+            raise InputError(
+                "--resume: the run that was stopped must not be one of --repeat where --scheduler or --sign is given. "
+                "Leave these out."
+            )
+        return replace(
+            self,
+            jobs=tuple(map(Path, before["jobs"])),
+            overrides=tuple(before["overrides"]),
+            force=before["force"],
+            repeat=before["repeat"],
+            accept=tuple(before["accept"]),
+            limits={name: Limit(**limit) for name, limit in before["limits"].items()},
+            store=before["store"],
+            diagnose_seconds=before["diagnose_seconds"],
+        )
 
 
 @dataclass(frozen=True)

@@ -237,3 +237,14 @@ def to_json(report: NightlyReport) -> str:
     raw = plain(report)
     raw |= {"exit_code": report.exit_code, "headline": report.headline, "interrupted": report.interrupted}
     return json_text(raw)
+
+
+def worst_first(outcome: JobOutcome) -> tuple[int, str]:
+    """Key by which jobs are listed: regressions, failed checks, errors, jobs that were not reached; then by name."""
+    order = (
+        bool(outcome.regressions),
+        outcome.exit_code == FAILED,
+        outcome.outcome == "error",
+        outcome.outcome == "cancelled",
+    )
+    return next((i for i, yes in enumerate(order) if yes), len(order)), outcome.name

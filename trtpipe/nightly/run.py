@@ -25,7 +25,7 @@ from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import LOGS, Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
-from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped, worst_first
 from trtpipe.nightly.regressions import LIMITS, compare, declared_normal
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import GONE, UNKEPT, from_plain, recorded
@@ -57,12 +57,13 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
 
     for note in options.notes:
         say(note)
-    cache = Cache(options.cache, _store(options), force=options.force, note=say)
+    Cache(options.cache)  # or says why it cannot be, before there is a history
     with History(options.history) as history:
         if history.was_empty:
             say(f"{options.history} held nothing: this history begins anew")
         run, resumed, options = _begin(history, options, say)
         try:
+            cache = Cache(options.cache, _store(options), note=say)
             with (
                 Digests(cache.digests_path) as digests,
                 _Night(options, watcher, cache, history, run, digests, said) as night,
@@ -80,7 +81,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             run=run,
             began=history.began(run),
             seconds=time.perf_counter() - began,
-            outcomes=tuple(sorted(night.outcomes.values(), key=_worst_first)),
+            outcomes=tuple(sorted(night.outcomes.values(), key=worst_first)),
             resumed=resumed,
             environment=environment(),
             workers=night.workers,
@@ -94,14 +95,16 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
 def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], tuple[JobOutcome, ...]]:
     """Every job's name with what would be built and why; empty reasons where the bundle would be reused. After them the
     outcomes of those that cannot be planned: errors, as of a night."""
-    cache = Cache(options.cache, _store(options), force=options.force)
+    cache = Cache(options.cache, _store(options))
     with (
         History(options.history) as history,
         Digests(cache.digests_path) as digests,
         _Night(options, Unwatched(), cache, history, 1 << 62, digests, []) as night,
     ):
         planned = night.plan()
-        explained = tuple((p.name, () if night.standing(p, explaining=True) else p.reasons) for p in planned)
+        explained = tuple(
+            (p.name, () if not options.force and night.standing(p, explaining=True) else p.reasons) for p in planned
+        )
         return explained, tuple(night.outcomes.values())
 
 
@@ -122,7 +125,8 @@ class _Night:
         self.digests, self.notes = digests, notes
         self._fleet = None
         if options.scheduler:
-            self._fleet = Fleet(options.scheduler, cache, options.credentials, insecure=options.insecure)
+            kept_in = cache.replacing() if options.force else cache
+            self._fleet = Fleet(options.scheduler, kept_in, options.credentials, insecure=options.insecure)
             self.notes += self._fleet.notes
         self._here = Survey(digests, this_machine(digests)) if self._fleet is None else None
         self.outcomes: dict[str, JobOutcome] = {}
@@ -159,8 +163,10 @@ class _Night:
         ended = list(self.outcomes.values())
         for p in planned:
             self._planned[p.name] = p
+            before = earlier.get(p.name)
+            done = before is not None and (before.outcome.key, before.outcome.outcome) == (p.ingredients.key, "built")
             try:
-                outcome = None if self.options.repeat else self.standing(p)
+                outcome = self._without_a_build(p, before.outcome if before is not None and done else None)
             except (TrtpipeError, OSError) as error:
                 if (refused := user_error(error)) is None:
                     raise
@@ -169,9 +175,6 @@ class _Night:
             if outcome is None:
                 todo.append(p)
                 continue
-            before = earlier.get(p.name)
-            if before is not None and before.outcome.key == p.ingredients.key and before.outcome.outcome == "built":
-                outcome = before.outcome
             ended.append(outcome)
         with self.history.together():
             for outcome in ended:
@@ -243,6 +246,13 @@ class _Night:
         survey = Survey(self.digests, machine)
         self._surveys.append((machine, survey))
         return survey
+
+    def _without_a_build(self, planned: Planned, done: JobOutcome | None) -> JobOutcome | None:
+        """The outcome of a job with nothing to build: `done`, as it was when this run was stopped, or what stands."""
+        if self.options.repeat or (self.options.force and done is None):
+            return done
+        standing = self.standing(planned)
+        return None if standing is None else done or standing
 
     def standing(self, planned: Planned, *, explaining: bool = False) -> JobOutcome | None:
         """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there.
@@ -359,14 +369,9 @@ def _begin(history: History, options: Options, say: Callable[[str], None]) -> tu
             say("--resume: no run was stopped before its end; this is a new one")
         return history.begin(options.arguments()), False, options
     run, arguments = unfinished
-    if options.jobs and arguments != options.arguments():
-        raise InputError(
-            "--resume: jobs and --set must be those of the run that was stopped "
-            f"(got others than {', '.join(arguments['jobs'][:3])}). Give no JOB, or leave --resume out."
-        )
+    resuming = options.resuming(arguments)
     history.reopen(run)
-    jobs = tuple(Path(p) for p in arguments["jobs"])
-    return run, True, dataclasses.replace(options, jobs=jobs, overrides=tuple(arguments["overrides"]))
+    return run, True, resuming
 
 
 def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
@@ -388,13 +393,3 @@ def _local(options: Options) -> TaskExecutor:
 
 def _store(options: Options) -> Store | None:
     return Store(options.store) if options.store else None
-
-
-def _worst_first(outcome: JobOutcome) -> tuple[int, str]:
-    order = (
-        bool(outcome.regressions),
-        outcome.exit_code == FAILED,
-        outcome.outcome == "error",
-        outcome.outcome == "cancelled",
-    )
-    return next((i for i, yes in enumerate(order) if yes), len(order)), outcome.name

@@ -112,8 +112,6 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
         refuse_unused(("limits", "accept", "store", "force"), "with --repeat")
     if given["scheduler"]:
         refuse_unused(("workers", "memory"), "with --scheduler")
-    if given["force"] and given["resume"]:
-        raise click.UsageError("--force must not be given with --resume: it would build again what is done.")
     if given["repeat"] and given["scheduler"]:
         raise click.UsageError("--repeat must not be given with --scheduler.")
     if given["repeat"] and given["sign"]:

@@ -13,6 +13,7 @@ With a store (any fsspec address) an entry that is missing here is looked for th
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -109,6 +110,12 @@ class Cache:
         self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
         for folder in (root / "locks", root / "new"):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def replacing(self) -> Cache:
+        """The same with `force`."""
+        other = copy.copy(self)
+        other._force = True
+        return other
 
     @property
     def digests_path(self) -> Path:
