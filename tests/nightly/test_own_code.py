@@ -9,6 +9,7 @@ import nights
 import pytest
 
 from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.main import main
 
 POISON = """
 import multiprocessing, torch
@@ -82,3 +83,50 @@ def test_a_night_in_one_process_says_what_its_jobs_share(tmp_path: Path) -> None
         _, err = process.communicate()
         assert process.returncode == 0, err
         assert (note in err.splitlines()) is said
+
+
+#: A model that has a scale of its own where there is a file of it.
+SCALED = """
+from pathlib import Path
+import torch
+from net import net
+
+SCALE = Path(__file__).with_name("scale.txt")
+
+def scaled():
+    module = net()
+    if SCALE.exists():
+        with torch.no_grad():
+            for p in module.parameters():
+                p.mul_(float(SCALE.read_text()))
+    return module
+"""
+
+
+def test_two_checkouts_of_a_job_have_a_record_each_of_what_its_code_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cache holds both; a night in one does not make what is read in the other a reason."""
+
+    def night(checkout: str) -> tuple[str, list[str]]:
+        where = ("-o", tmp_path / checkout / "out", "--cache", tmp_path / "cache", "--workers", "0", "--json")
+        assert main(["nightly", *map(str, (tmp_path / checkout / "jobs", *where))]) == 0
+        (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+        return outcome["outcome"], outcome["reasons"]
+
+    for checkout in ("one", "other"):
+        world = nights.make_world(tmp_path / checkout / "jobs")
+        (world / "scaled.py").write_text(SCALED)
+        path = nights.write_job(world, "a")
+        path.write_text(path.read_text().replace("net:net", "scaled:scaled"))
+    scale = tmp_path / "other" / "jobs" / "scale.txt"
+    scale.write_text("2")
+    for checkout in ("one", "other"):
+        assert night(checkout) == ("built", ["first build"])
+    for checkout in ("one", "other"):
+        assert night(checkout) == ("reused", [])
+    scale.write_text("3")
+    assert night("other") == ("built", ["scale.txt, read by the job's code, changed"])
+    assert night("one") == ("reused", [])
+    scale.unlink()
+    assert night("other")[0] == "reused"  # it is what the first checkout built

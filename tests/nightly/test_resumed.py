@@ -1,4 +1,4 @@
-"""A resumed run does what the stopped one was asked for: each option that decides what is built and how it is judged."""
+"""A resumed run does what the stopped one was asked for: all options that decide what is built and how it is judged."""
 
 from __future__ import annotations
 

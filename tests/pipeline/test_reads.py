@@ -12,7 +12,6 @@ from trtpipe.job.load import read_job
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Survey, stage_keys, with_reads
-from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.store import Cache
 
 NET = """
@@ -137,7 +136,7 @@ def planned(folder):
     cache = Cache(folder.parent / "cache")
     with Digests() as digests:
         survey = Survey(digests, this_machine(digests))
-        return with_reads(survey, read_job(folder / "reader.yaml"), lambda key: recall(cache, key))[0]
+        return with_reads(survey, read_job(folder / "reader.yaml"), cache)[0]
 
 
 READ = ["settings.json", "parts/a.npy", "parts/b.npy", "map.bin", "current.npy", "raw.bin", "checkpoint.safetensors",

@@ -544,9 +544,25 @@ def test_reads_survive_the_cache_and_are_found_where_everything_is_forced(tmp_pa
     reads = Reads((Read("file", "a"), Read("folder", "/x")), ("a note",))
     remember(Cache(tmp_path), "k" * 64, reads)
     remember(Cache(tmp_path), "k" * 64, reads | Reads((Read("file", "b"),)))
-    again = recall(Cache(tmp_path, force=True), "k" * 64)
+    (again,) = recall(Cache(tmp_path, force=True), "k" * 64)
     assert again == Reads((Read("file", "a"), Read("file", "b"), Read("folder", "/x")), ("a note",))
-    assert recall(Cache(tmp_path), "l" * 64) == Reads()
+    assert recall(Cache(tmp_path), "l" * 64) == (Reads(),)
+
+
+def test_what_runs_that_ended_read_is_kept_beside_what_the_last_one_read(tmp_path):
+    """Two checkouts of a job have one record: the code reads other files in each."""
+    of = [Reads((Read("file", name),)) for name in "abc"]
+    cache, key = Cache(tmp_path), "k" * 64
+    remember(cache, key, of[0], ended=True)
+    remember(cache, key, of[1], ended=True)
+    assert recall(cache, key) == (of[1], of[0])
+    remember(cache, key, of[2])
+    assert recall(cache, key) == (of[2], of[1], of[0])
+    remember(cache, key, of[0], ended=True)
+    assert recall(cache, key) == (of[0], of[1])
+    for k in range(20):
+        remember(cache, key, Reads((Read("file", str(k)),)), ended=True)
+    assert [r.items[0].path for r in recall(cache, key)] == [str(k) for k in range(19, 11, -1)]
 
 
 def test_a_value_tells_content_place_and_absence_apart(tmp_path):

@@ -33,7 +33,7 @@ from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, stage_keys, with_reads
-from trtpipe.pipeline.cache.reads import Reads, recall, remember
+from trtpipe.pipeline.cache.reads import Reads, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
@@ -91,7 +91,7 @@ def record_reads(cache: Cache, raw: JsonObject) -> None:
     """Store in this cache what a worker with another cache recorded that the job's code read."""
     reads = raw.get("reads")
     if reads is not None:
-        remember(cache, reads["code"], Reads.from_plain(reads))
+        remember(cache, reads["code"], Reads.from_plain(reads), ended=True)
 
 
 def _execute(
@@ -145,7 +145,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
         with Digests(cache.digests_path) as digests:
             machine = this_machine(digests)
             survey = Survey(digests, machine)
-            ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
+            ingredients, reads = with_reads(survey, job, cache, task.parts)
             code = code_key(ingredients)
         if moved := _moved(task.parts, ingredients):
             raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
@@ -154,11 +154,11 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
         recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
         path = tuple(sys.path)
 
-        def now() -> tuple[Ingredients, Reads]:
+        def now(*, ended: bool = False) -> tuple[Ingredients, Reads]:
             """The ingredients as the files are now, with all that has been read so far, and that."""
             read = recorder.reads
             known = (reads | read).without_scratch(read)
-            remember(cache, code, known)
+            remember(cache, code, known, ended=ended)
             with Digests(cache.digests_path) as digests, _searching(path):
                 return Survey(digests, machine).ingredients(job, known), known
 
@@ -172,7 +172,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
             results = CachedResults(cache, keys, memory, reporter, recorder, keys_now)
             with _fresh_modules(job, keys.model, memory), _searching(path):
                 built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
-            latest, known = now()
+            latest, known = now(ended=True)
             changed = [_shown(job, path) for path in recorder.changed()]
             written = recorder.written
         finally:

@@ -32,7 +32,6 @@ from trtpipe.nightly.task import GONE, UNKEPT, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
-from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.validate import judge
@@ -199,7 +198,7 @@ class _Night:
             return planned.ingredients.parts
         with Digests(self.cache.digests_path) as digests:
             survey = Survey(digests, self._survey(planned.job).machine)
-            return self._ingredients(survey, planned.job).parts
+            return with_reads(survey, planned.job, self.cache)[0].parts
 
     def plan(self) -> list[Planned]:
         """Every job that can be read; the others already have an outcome."""
@@ -220,15 +219,16 @@ class _Night:
                     self._broken(job.name, file, InputError(taken))
                     continue
                 try:
-                    ingredients = self._ingredients(self._survey(job), job)
+                    ingredients = self._ingredients(job)
                 except TrtpipeError as error:
                     self._broken(job.name, file, error)
                     continue
                 planned[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
         return list(planned.values())
 
-    def _ingredients(self, survey: Survey, job: Job) -> Ingredients:
-        return with_reads(survey, job, lambda key: recall(self.cache, key))[0]
+    def _ingredients(self, job: Job) -> Ingredients:
+        past = self._latest.get(job.name)
+        return with_reads(self._survey(job), job, self.cache, {} if past is None else past.parts)[0]
 
     def _survey(self, job: Job) -> Survey:
         """The machine that is to build a job.

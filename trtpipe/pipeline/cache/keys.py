@@ -7,14 +7,16 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from calib.errors import CalibError
@@ -38,13 +40,14 @@ from trtpipe.pipeline.cache.environment import (
     Machine,
 )
 from trtpipe.pipeline.cache.paths import is_own
-from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
+from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads, recall
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.cache.store import Cache
 
 #: Job keys that name a file or folder; its content counts, under this name.
 CONTENTS: Mapping[str, str] = {
@@ -352,18 +355,30 @@ def code_key(ingredients: Ingredients) -> str:
     )
 
 
-def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple[Ingredients, Reads]:
-    """The ingredients of a job with what its code read when it last ran, and that.
+def with_reads(
+    survey: Survey, job: Job, cache: Cache, before: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Ingredients, Reads]:
+    """The ingredients of a job with what its code reads, and that.
+
+    The same code reads other files in another checkout, or where one of them says so. Of several records the one by
+    which nothing has changed since `before` counts; else one by which the job is built; else the one most like
+    `before`, the latest first.
 
     Args:
         survey: looks at the files.
         job: the job.
-        known: what was read, by `code_key`.
+        cache: has the records.
+        before: the parts of these ingredients when they were last taken; none where that was never.
     """
     if not job.callables:
         return survey.ingredients(job), Reads()
-    reads = known(code_key(survey.ingredients(job)))
-    return survey.ingredients(job, reads), reads
+    records = recall(cache, code_key(survey.ingredients(job)))
+    found = [(survey.ingredients(job, reads), reads) for reads in records]
+    unchanged = (f for f in found if f[0].parts == before)
+    built = (f for f in found if len(found) > 1 and cache.get("built", f[0].key) is not None)
+    asked = {n for n in before if is_read(n)}
+    nearest = min(found, key=lambda f: len(asked ^ {i.name for i in f[1].items}) if asked else 0)
+    return next(itertools.chain(unchanged, built), nearest)
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ABSENT = "absent"
 _KIND = "reads"
+#: How many runs that came to their end are recorded of the same code.
+_MOST = 8
 #: Packages with native code that opens no file unseen: through Python, or by functions that the recorder wraps.
 WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
 
@@ -160,18 +162,26 @@ class Reads:
         return Reads(items, tuple(raw["notes"]), tuple(raw["variables"]))
 
 
-def recall(cache: Cache, key: str) -> Reads:
-    """What the code of a job with this key read when it last ran, as far as the cache knows."""
+def recall(cache: Cache, key: str) -> tuple[Reads, ...]:
+    """What the code of a job with this key read, as far as the cache knows: when it last ran, then what differed in
+    earlier runs that came to their end, the latest first."""
+    return tuple(dict.fromkeys(_records(cache, key))) or (Reads(),)
+
+
+def _records(cache: Cache, key: str) -> tuple[Reads, ...]:
+    """The last run's, then those of runs that came to their end."""
     entry = cache.get(_KIND, key)
     if entry is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            return Reads.from_plain(entry.facts)
-    return Reads()
+            return tuple(map(Reads.from_plain, entry.facts["records"]))
+    return ()
 
 
-def remember(cache: Cache, key: str, reads: Reads) -> None:
-    """Store the reads for the next run."""
-    facts = reads.to_plain()
+def remember(cache: Cache, key: str, reads: Reads, *, ended: bool = False) -> None:
+    """Store the reads for the next run; `ended` is whether the code ran to its end: they are then all that it read."""
+    last = _records(cache, key)[1:]
+    earlier = dict.fromkeys((reads, *last) if ended else last)
+    facts = {"records": [r.to_plain() for r in (reads, *earlier)][: 1 + _MOST]}
     entry = cache.get(_KIND, key)
     if entry is None or dict(entry.facts) != facts:
         cache.discard(_KIND, key)
