@@ -159,7 +159,8 @@ class _Search:
                     "precision.int8_mode, fp8_mode and weights"
                 )
         except _Spent:
-            self.notes.append(f"the search ended at its {self.allowance} evaluations; a longer one might keep less")
+            might = "keep less" if best_of(self.trials).passed else "meet the limits"
+            self.notes.append(f"the search ended at its {self.allowance} evaluations; a longer one might {might}")
         return Tuned(best_of(self.trials), tuple(self.trials), self.sensitivity, tuple(self.notes))
 
     def improve(self, start: Candidate) -> None:
