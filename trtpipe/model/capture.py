@@ -41,6 +41,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import fold_constants, fuse_conv_bn
     from trtpipe.model.sites import computes_with, find_sites
+    from trtpipe.model.splits import spell_out_splits
     from trtpipe.model.transposes import join_transposes
     from trtpipe.model.widening import widened
 
@@ -77,6 +78,7 @@ def capture(loaded: LoadedModel) -> Captured:
     spell_out_einsums(graph)
     spell_out_adaptive_pools(graph)
     spell_out_embedding_bags(graph)
+    spell_out_splits(graph)
     _tidy(graph)
     join_transposes(graph)
     join_factors(graph)

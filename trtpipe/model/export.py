@@ -56,6 +56,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
 
     from trtpipe.model.bindings import Bound
     from trtpipe.model.resizing import ToWholeSizes
+    from trtpipe.model.splits import InSlices
 
     shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
@@ -66,8 +67,9 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
         {axis: shared[d] for axis, d in enumerate(spec.shape) if isinstance(d, str) and d in shared} for spec in inputs
     )
     star = isinstance(module, Bound)  # whose forward takes *inputs
+    equal = module.register_forward_pre_hook(lambda module, given: _require_equal(inputs, given))
     try:
-        with warnings.catch_warnings(), without_its_log(), ToWholeSizes():
+        with warnings.catch_warnings(), without_its_log(), ToWholeSizes(), InSlices():
             warnings.simplefilter("ignore")
             dynamic = (shapes,) if star else shapes
             try:
@@ -87,6 +89,19 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
         if raised_by_the_model(error):
             raise InputError(f"capture: the model, run by torch.export, raised {described(error)}") from error
         raise BuildError(_reason(error, module)) from error
+    finally:
+        equal.remove()
+
+
+def _require_equal(inputs: Sequence[TensorSpec], given: Sequence[torch.Tensor]) -> None:
+    """Say of the sizes of one name that they are equal before the model runs: torch.export would find it at its end."""
+    import torch
+
+    named: dict[str, int] = {}
+    for spec, tensor in zip(inputs, given, strict=True):
+        for name, size in zip(spec.shape, tensor.shape, strict=True):
+            if isinstance(name, str):
+                torch._check(named.setdefault(name, size) == size)
 
 
 @contextmanager
