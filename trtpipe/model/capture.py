@@ -63,11 +63,6 @@ def capture(loaded: LoadedModel) -> Captured:
         spell_out_batch_norms(graph, unpaired(graph))
         fuse_linear_bn(graph)
         fuse_conv_bn(graph)
-    if not any(n.op == "call_function" for n in graph.graph.nodes):
-        raise BuildError(
-            "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
-            "Check that model.factory returns the network that was meant."
-        )
     spell_out_attention(graph)
     _batch_convolutions(graph)
     spell_out_cells(graph)
@@ -85,6 +80,11 @@ def capture(loaded: LoadedModel) -> Captured:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))
+    if not any(n.op == "call_function" for n in graph.graph.nodes):
+        raise BuildError(
+            "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
+            "Check that this is the network that was meant."
+        )
     outputs = _output_specs(graph, loaded)
     digest = graph_digest.exact(graph, loaded.weights_digest)
     quantized = holds_marks(graph)
