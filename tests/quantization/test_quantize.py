@@ -52,6 +52,18 @@ def test_weights_are_stored_as_int8() -> None:
     assert all(int(v.abs().max()) == 127 for v in stored)
 
 
+@pytest.mark.parametrize(("int8", "half"), [(True, None), (True, torch.float16), (False, torch.float16)])
+def test_the_program_holds_what_its_nodes_read(int8: bool, half: torch.dtype | None) -> None:
+    """The float weights that were quantized or cast are not carried through export and check."""
+    captured = nets.captured("residual")
+    amax = table(captured) if int8 else {}
+    program = quantize(captured, int8=int8, half=half, keep=Keep(), amax=amax, ranges={}).program
+    held = {t.untyped_storage().data_ptr() for t in (*program.state_dict.values(), *program.constants.values())}
+    inputs = [n for n in program.graph.find_nodes(op="placeholder") if n.name in program.graph_signature.user_inputs]
+    assert [n.name for n in program.graph.find_nodes(op="placeholder") if not n.users] == []
+    assert len(held) == len(program.graph.find_nodes(op="placeholder")) - len(inputs)
+
+
 def test_every_convolution_linear_and_matmul_reads_dequantized_inputs() -> None:
     for net in ("residual", "attention", "concat"):
         captured = nets.captured(net)

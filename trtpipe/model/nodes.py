@@ -152,6 +152,17 @@ def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.
         owner._buffers[name] = value
 
 
+def drop_unread(graph: torch.fx.GraphModule) -> None:
+    """Take out the parameters and buffers that no node reads: an exported program of the graph would hold them too.
+
+    `graph` must be a copy of its own.
+    """
+    read = {str(n.target) for n in graph.graph.find_nodes(op="get_attr")}
+    held = (*graph.named_parameters(remove_duplicate=False), *graph.named_buffers(remove_duplicate=False))
+    for path, name in (n.rpartition(".")[::2] for n, _ in held if n not in read):
+        delattr(graph.get_submodule(path), name)
+
+
 def free_name(graph: torch.nn.Module, name: str) -> str:
     """`name`, with a number behind it where the module has an attribute of that name."""
     numbered = (f"{name}_{k}" for k in itertools.count(1))

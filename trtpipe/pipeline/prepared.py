@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from calib.errors import CalibCancelled, CalibError
 from calib.process_state import put_back
@@ -158,7 +159,7 @@ class PreparedJob:
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
         self.job, self.results = job, results or Uncached()
         self._stages = stages
-        self._corrected: dict[str | None, PreparedJob] = {}  # by the digest of a table's corrections
+        self._corrected: WeakValueDictionary[str | None, PreparedJob] = WeakValueDictionary()  # each has weights
         # Opened at most once, by what `corrected` gives too: a job's callable may take long to make its samples.
         self._calibration = functools.cache(partial(open_calibration, job))
         self._check = functools.cache(partial(open_check, job))
@@ -303,8 +304,8 @@ class PreparedJob:
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
             judgement = Judgement(judges, labels, baseline.ids, baseline.outputs, job.boxed)
             judgement.require_figures()
-            unjudged = unjudgeable(job.check.limits, baseline.outputs, baseline.labels, judgement.boxed)
-            if unjudged := unjudged | judgement.unjudgeable(job.check.limits):
+            by_baseline = unjudgeable(job.check.limits, baseline.outputs, baseline.labels, judgement.boxed)
+            if unjudged := by_baseline | judgement.unjudgeable(job.check.limits):
                 raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
         return judgement
 
@@ -345,13 +346,12 @@ class PreparedJob:
         from trtpipe.quantization.corrections import edits
 
         key = table.corrections.sha256
-        if key not in self._corrected:
-            captured = edits.corrected(self.captured, table.corrections.arrays)
+        if (other := self._corrected.get(key)) is None:
             other = self._corrected[key] = copy.copy(self)
+            other.__dict__["captured"] = edits.corrected(self.captured, table.corrections.arrays)
             for of_the_graph in ("ranges", "moments"):
                 other.__dict__.pop(of_the_graph, None)
-            other.__dict__["captured"] = captured
-        return self._corrected[key]
+        return other
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:

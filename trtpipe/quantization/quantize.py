@@ -12,7 +12,16 @@ import torch
 from calib.algorithms import INT8_RANGE
 from trtpipe.errors import InputError, titled
 from trtpipe.model.export import export
-from trtpipe.model.nodes import add_constant, bias_of, constant_value, copied, is_constant, module_path, set_constant
+from trtpipe.model.nodes import (
+    add_constant,
+    bias_of,
+    constant_value,
+    copied,
+    drop_unread,
+    is_constant,
+    module_path,
+    set_constant,
+)
 from trtpipe.model.pt2e import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -253,6 +262,7 @@ def quantize(
     layers = place_casts(
         graph, half=half, keep=keep, fp32=types.fp32, outputs=captured.outputs, unquantized=plan.reasons
     )
+    drop_unread(graph)
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes), unmet)
 
