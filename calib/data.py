@@ -7,7 +7,6 @@ Image decoding and transforms are torchvision's, on PIL images; nothing here imp
 from __future__ import annotations
 
 import hashlib
-import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +20,7 @@ from calib.errors import CalibError, some_of
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
+from calib.process_state import imported
 from calib.samples import (
     SOURCES,
     Batch,
@@ -262,7 +262,7 @@ class _Loading:
 
 def _made_on_the_cpu() -> AbstractContextManager[object]:
     """New tensors of torch are on the CPU in the block, also where a model that a GPU computes asks for samples."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     return nullcontext() if torch is None else torch.device("cpu")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import signal
@@ -85,14 +86,23 @@ def _set_umask(value: int) -> None:
     os.umask(value)
 
 
+def imported(name: str) -> Any:
+    """A module, or None while nothing has imported it. One that another thread imports is waited for: until then it
+    lacks what it will have."""
+    if name in sys.modules:
+        with suppress(Exception):  # of a package that cannot be imported; whoever needs it says so
+            return importlib.import_module(name)
+    return None
+
+
 def _torch() -> Any:
     """torch, or None while it is not imported: its states are then those that it begins with."""
-    return sys.modules.get("torch")
+    return imported("torch")
 
 
 def _errors() -> tuple[tuple[str, str], ...]:
     """NumPy's handling of floating-point errors, or its defaults while it is not imported."""
-    numpy = sys.modules.get("numpy")
+    numpy = imported("numpy")
     return _NUMPY_DEFAULTS if numpy is None else tuple(sorted(numpy.geterr().items()))
 
 
@@ -125,7 +135,7 @@ def as_it_begins() -> Iterator[None]:
     """Within the block what the caller has set counts for nothing: NumPy's error handling and torch's autocast are as a
     process begins with them, and standard streams that are None (a service, pythonw) go nowhere."""
     errors, devices, streams = _errors(), _autocast(), (sys.stdout, sys.stderr)
-    numpy = sys.modules.get("numpy")
+    numpy = imported("numpy")
     if numpy is not None:
         _set_errors(_NUMPY_DEFAULTS)
     _set_autocast(())

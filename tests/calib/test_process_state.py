@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import nights
 import numpy as np
@@ -15,10 +19,43 @@ from PIL import Image
 
 import trtpipe
 from calib.data import open_source
+from calib.process_state import imported
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from calib.user_code import _noted
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.progress import Silent
+
+#: A package that takes its time, and has what it has at its end.
+SLOW = """
+import time
+from pathlib import Path
+Path(__file__).with_name("begun").touch()
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.005)
+ready = True
+"""
+
+
+def test_a_package_that_another_thread_imports_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build in one thread imports torch; one in another asked it for what it did not have yet."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    (tmp_path / "broken_to_import.py").write_text("raise RuntimeError('no')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert imported("slow_to_import") is None
+    threading.Thread(target=importlib.import_module, args=("slow_to_import",)).start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.005)
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(imported("slow_to_import")))
+    asking.start()
+    asking.join(0.1)
+    assert found == []
+    (tmp_path / "go").touch()
+    asking.join(60)
+    assert found[0].ready
+    monkeypatch.setitem(sys.modules, "broken_to_import", None)
+    assert imported("broken_to_import") is None
+
 
 CHANGES = {
     "import os; os.chdir('/')": "the job's code went to the folder /; back to ",

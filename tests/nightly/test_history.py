@@ -14,6 +14,7 @@ import pytest
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.nightly import history as history_file
 from trtpipe.nightly.history import History
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
@@ -148,6 +149,7 @@ import time
 from pathlib import Path
 sys.path[:0] = {[os.path.dirname(m.__file__) for m in (sys.modules[__name__], nights)]!r}
 from test_history import outcome
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.nightly import history as history_file
 from trtpipe.nightly.history import History
 history = History(Path({str(tmp_path / "h.sqlite")!r}))
@@ -260,6 +262,37 @@ def test_a_figure_that_is_worse_by_what_it_may_be_is_no_regression(right):
     before, limits = outcome(accuracy=right / 100), parse_limits(("accuracy_engine=0.01",))
     assert compare(outcome(accuracy=(right - 1) / 100), [before], limits)[1] == ()
     assert len(compare(outcome(accuracy=(right - 2) / 100), [before], limits)[1]) == 1
+
+
+@pytest.mark.parametrize("name", [*BEST, "size_bytes", "latency_ms", "build_s", "miou_drop", "miou_engine"])
+@pytest.mark.parametrize("judged", [True, False])
+def test_every_figure_says_by_how_much_it_is_worse_whether_it_is_judged_or_not(name, judged):
+    """What has no limit was called the same as before, whatever it was. Of a job's own metric nothing says which way
+    is worse."""
+    limits = LIMITS if judged else parse_limits([f"{n}=off" for n in (*LIMITS, "miou_drop")])
+
+    def at(value):
+        if name == "size_bytes":
+            return outcome(size=int(value))
+        if name == "build_s":
+            return outcome(seconds=value)
+        return replace(outcome(), metrics=(Metric(name, "y", value),))
+
+    low, high = {"size_bytes": (1e6, 2e6), "build_s": (100.0, 500.0), "sqnr_db": (20.0, 60.0)}.get(name, (0.2, 0.6))
+    found = {
+        (before, now): next(c for c in compare(at(now), [at(before)], limits)[0] if c.metric == name)
+        for before in (low, high)
+        for now in (low, high)
+    }
+    worse = {pair: c.worse_by for pair, c in found.items()}
+    if name == "miou_engine":
+        assert set(worse.values()) == {None}
+        return
+    assert worse[low, low] == worse[high, high] == 0
+    down, up = worse[high, low], worse[low, high]
+    assert (down < 0 < up) if BEST.get(name, 0.0) == 0 else (up < 0 < down)
+    assert {c.limit is not None for c in found.values()} == {judged and name in {*LIMITS, "miou_drop"}}
+    assert any(c.regressed for c in found.values()) == (judged and name in {*LIMITS, "miou_drop"})
 
 
 def test_a_slow_decline_is_caught_by_the_trend():

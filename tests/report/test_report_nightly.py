@@ -71,6 +71,11 @@ def test_a_comparison_is_in_its_own_terms() -> None:
     assert (row.before, row.trend, row.now, row.worse_by, row.limit) == ("2.0 MB", "–", "3.0 MB", "50 %", "5 %")
     row = comparison_row(Comparison("cosine", "y", 0.9, 0.9, 0.95, -0.05, None, False, False))
     assert (row.title, row.worse_by, row.limit) == ("Cosine similarity (y)", "better", "–")
+    row = comparison_row(Comparison("max_abs", "y", 0.1, None, 0.3, 0.2, None, False, False))
+    assert (row.worse_by, row.limit) == ("0.2", "–")
+    for now, said in ((0.9, "same"), (0.1, "changed")):
+        row = comparison_row(Comparison("val_engine", "y", 0.9, None, now, None, None, False, False))
+        assert (row.worse_by, row.limit) == (said, "–")
 
 
 def test_names_stay_text() -> None:

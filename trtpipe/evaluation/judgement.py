@@ -243,11 +243,12 @@ class Judgement:
     @cached_property
     def _fits_no_labels(self) -> tuple[str, ...]:
         """Of each built-in metric from 0 to 1 whether the baseline has 0, or no more than by other samples' labels."""
-        ask = "Do check.labels and the outputs number classes alike, and are boxes in pixels of the input?"
         lines = []
         for judge, _, labels, before in self._baseline:
             if judge.truth is not None or judge.function not in [STANDARD[name][0] for name in SHARE_METRICS]:
                 continue
+            boxes = ", and are boxes in pixels of the input" if judge.function is STANDARD["coco_map"][0] else ""
+            ask = f"Do check.labels and the outputs number classes alike{boxes}?"
             if before.value == 0:
                 lines.append(f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. {ask}")
             elif (others := self._by_other_labels(judge, labels, before)) is not None:

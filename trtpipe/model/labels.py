@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
 
 from calib.errors import CalibError
 from calib.files import open_regular, text_at_most
@@ -218,11 +218,15 @@ class _CocoImage(BaseModel):
     height: PositiveInt
 
 
+#: The width or height of a box, in pixels.
+_Extent = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class _CocoAnnotation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     image_id: int | str
-    bbox: tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+    bbox: tuple[FiniteFloat, FiniteFloat, _Extent, _Extent]
     category_id: int
     iscrowd: bool = False
 
@@ -315,10 +319,12 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
         hint = "The first column is a sample's name, as below check.images."
         raise _fault(path, "have a line for each sample", f"none for {absent[0]}", hint)
     values = [[_number(v) for v in by_name[name]] for name in ids]
-    wrong = next((n for n, row in zip(ids, values, strict=True) if None in row or len(row) != len(values[0])), None)
-    if wrong is not None or not values[0]:
-        got = f"{','.join(by_name[wrong or ids[0]])!r} for {wrong or ids[0]}"
-        raise _fault(path, "hold as many numbers for each sample", got, "Number classes from 0.")
+    for name, row in zip(ids, values, strict=True):
+        got = f"{','.join(by_name[name])!r} for {name}"
+        if None in row or not row:
+            raise _fault(path, "hold numbers for each sample", got, "Number classes from 0.")
+        if len(row) != len(values[0]):
+            raise _fault(path, f"hold as many numbers for each sample, {len(values[0])}", got, "Fill the line.")
     array = np.array(values, np.float64)
     whole = array.shape[1] == 1 and all(re.fullmatch(r"\s*[+-]?\d+\s*", by_name[name][0]) for name in ids)
     return array[:, 0].astype(np.int64) if whole else array[:, 0] if array.shape[1] == 1 else array

@@ -27,7 +27,8 @@ class Comparison:
 
     `before` is that of the last green run, `trend` the median of the latest green runs (None: there is none). `limit`
     is how much worse it may be than either: a share of it when `relative`, else in the figure's own unit. `worse_by` is
-    in the same terms, and negative when tonight is better.
+    in the same terms, negative when tonight is better, and None where nothing says which way is worse, as of a metric
+    of the job's own. `limit` is None where it is not judged.
     """
 
     metric: str
@@ -35,7 +36,7 @@ class Comparison:
     before: float | None
     trend: float | None
     now: float
-    worse_by: float
+    worse_by: float | None
     limit: float | None
     relative: bool
     regressed: bool

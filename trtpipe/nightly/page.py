@@ -158,8 +158,11 @@ def comparison_row(c: Comparison) -> ComparisonRow:
     allowed = distance(c.limit)
 
     name = f"{title(c.metric)} ({c.output})" if c.output else title(c.metric)
-    worse = "better" if c.worse_by < 0 else "same" if c.worse_by == 0 else distance(c.worse_by)
-    if c.limit is not None and worse == allowed:
+    if c.worse_by is None:
+        worse = "same" if c.now == c.before else "changed"
+    else:
+        worse = "better" if c.worse_by < 0 else "same" if c.worse_by == 0 else distance(c.worse_by)
+    if c.worse_by is not None and c.limit is not None and worse == allowed:
         share = c.relative or meaning(c.metric)[3]
         worse, allowed = beside_limit(c.worse_by, c.limit, share=share)
     return ComparisonRow(name, shown(c.before), shown(c.trend), shown(c.now), worse, allowed, c.regressed)

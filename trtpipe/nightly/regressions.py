@@ -57,6 +57,14 @@ def limit_of(name: str, limits: Mapping[str, Limit]) -> Limit | None:
     return None if limit is None or math.isinf(limit.worse_by) else limit
 
 
+def _way(name: str, limits: Mapping[str, Limit]) -> Limit | None:
+    """The limit of a figure; without one, which way is worse. None where nothing says that, as of a metric of the job's
+    own."""
+    if (limit := limit_of(name, limits)) is not None:
+        return limit
+    return limits.get(name, Limit(BEST[name] > 0, math.inf) if name in BEST else None)
+
+
 def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
     """`NAME=VALUE` each laid over `LIMITS`; a value of `off` judges no more.
 
@@ -111,18 +119,19 @@ def compare(
         earlier = [p[name, output] for p in past if (name, output) in p]
         before = earlier[0] if earlier else None
         trend = statistics.median(earlier) if len(earlier) >= 3 else None
-        limit = limit_of(name, limits)
-        if limit is None or before is None:
-            if before is not None:
-                comparisons.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
+        if before is None:
+            continue
+        if (limit := _way(name, limits)) is None:
+            comparisons.append(Comparison(name, output, before, trend, now, None, None, False, False))
             continue
         worse, against = max(
             (_worse(limit, earlier_one, now), what)
             for earlier_one, what in ((before, "the last green run"), (trend, "the trend"))
             if earlier_one is not None
         )
-        bad = not worse <= limit.worse_by
-        comparisons.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
+        most = None if math.isinf(limit.worse_by) else limit.worse_by
+        bad = most is not None and not worse <= most
+        comparisons.append(Comparison(name, output, before, trend, now, worse, most, limit.relative, bad))
         if bad:
             reference = before if against == "the last green run" else trend
             lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
