@@ -184,6 +184,8 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
         lower(program.model)
     _require_one_file(program.model)
     model = program.model_proto
+    for value in program.model.graph.initializers.values():
+        value.const_value = None  # rules of onnxscript's optimizer keep the graph that they have last seen
     del program  # the weights are in the file's message now, and soon in its bytes
     _strip(model)
     _name_dimensions(model, quantized)
