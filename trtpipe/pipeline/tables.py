@@ -12,6 +12,7 @@ from calib.errors import CalibError
 from calib.samples import copies
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
+from trtpipe.machine import Heap
 from trtpipe.pipeline.prepared import RANGE_SAMPLES
 from trtpipe.report.thresholds import beyond_int8, int8_audit, table_warnings
 
@@ -89,7 +90,7 @@ def observe(
     from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.placements import placements
 
-    size = job.batch_size(calibration)
+    size, heap = job.batch_size(calibration), Heap()
     table = one_pass(
         captured,
         source,
@@ -102,6 +103,7 @@ def observe(
     )
     if not job.corrections:
         return table
+    heap.settle(garbage=True)  # the batches' activations lie in it
     return correct(
         captured,
         table,
