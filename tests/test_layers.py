@@ -35,8 +35,8 @@ ONLY = {
 #: The only modules that may import by a name made at run time: names of what may not be installed, of the user's code,
 #: and tables of what is loaded on demand.
 MAY_IMPORT_BY_NAME = {
-    "calib.user_code", "trtpipe", "trtpipe.cli.main", "trtpipe.examples.networks", "trtpipe.notebook",
-    "trtpipe.pipeline.cache.events", "trtpipe.pipeline.deep", "trtpipe.routes.registry",
+    "calib.process_state", "calib.user_code", "trtpipe", "trtpipe.cli.main", "trtpipe.examples.networks",
+    "trtpipe.notebook", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.deep", "trtpipe.routes.registry",
     "trtpipe.routes.torch2trt.route", "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
 }  # fmt: skip
 

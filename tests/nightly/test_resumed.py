@@ -12,7 +12,7 @@ import pytest
 
 from trtpipe.errors import InputError
 from trtpipe.nightly import run as running
-from trtpipe.nightly.options import FLAGS, Options, Unwatched
+from trtpipe.nightly.options import REMEMBERED, Options, Unwatched
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.regressions import LIMITS, Limit
 from trtpipe.nightly.task import BuildTask, RepeatTask, plain
@@ -42,7 +42,7 @@ def unasked(**given: Any) -> Options:
 
 def test_every_option_is_taken_over_or_of_the_call_that_resumes() -> None:
     names = {f.name for f in dataclasses.fields(Options)}
-    assert set(OTHERS) == set(FLAGS) == set(unasked().arguments()) == names - OF_THIS_CALL
+    assert set(OTHERS) == set(REMEMBERED) == set(unasked().arguments()) == names - OF_THIS_CALL
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -60,8 +60,8 @@ def test_what_is_given_otherwise_is_refused(name: str) -> None:
     with pytest.raises(InputError) as error:
         dataclasses.replace(unasked(), **{name: OTHERS[name]}).resuming(unasked().arguments())
     assert str(error.value) == (
-        f"--resume: jobs and options must be those of the run that was stopped (got others in {FLAGS[name]}). Leave "
-        "them out, or --resume."
+        "--resume: jobs and options must be those of the run that was stopped (got others in "
+        f"{REMEMBERED[name]}). Leave them out, or --resume."
     )
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from trtpipe.errors import InputError
+from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.quantization.formats import rounded_up
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import checked_plan, prepare, quantize
-from trtpipe.values import Captured, Skipped
+from trtpipe.values import Captured, DimRange, Int8Weight, LoadedModel, Skipped, TensorSpec
 
 
 def table(captured: Captured, amax: float = 2.0) -> dict[str, float]:
@@ -172,3 +173,36 @@ def test_half_precision_quantizes_with_scales_fp16_has() -> None:
     for scale in found.scales.values():
         assert np.float32(np.float16(scale)) == np.float32(scale)
         assert scale == pytest.approx(1.2345 / 127, rel=1e-3)
+
+
+def test_a_tied_weight_in_int8_stays_as_it_is_for_what_reads_it_in_float() -> None:
+    """The usual head of a language model is its embedding's table."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = self.table(x)
+            return first, self.head(first)
+
+    dims = {"N": DimRange(1, 2, 4)}
+    spec = TensorSpec("x", "int64", ("N", 3), dims)
+    outputs = tuple(TensorSpec(n, "float32", ("N", 3, k), dims) for n, k in (("first", 8), ("y", 12)))
+    network = Tied().eval()
+    captured = capture(LoadedModel(bind(network, (spec,), {}, ("first", "y")), (spec,), outputs, "w" * 64, "test"))
+    (head,) = (s.consumer for s in captured.sites if s.axis is not None and s.producer.users)
+    levels = torch.full((12, 8), 3, dtype=torch.int8)
+    int8 = {head.name: Int8Weight(levels, torch.full((12,), 0.25), None, 0)}
+    found = quantize(
+        replace(captured, int8=int8), int8=True, half=None, keep=Keep(), amax=table(captured, 127.0), ranges={}
+    )
+    x = torch.tensor([[1, 5, 11]])
+    first, y = found.program.module()(x)
+    expected = network(x)[0]
+    torch.testing.assert_close(first, expected, rtol=0, atol=0)
+    rounded = expected.round().clamp(-127, 127)
+    torch.testing.assert_close(y, (rounded.sum(-1, keepdim=True) * 0.75).expand_as(y))

@@ -124,12 +124,13 @@ def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
             yield Broken(("inputs", name), "have a name on each side of a dot", repr(name))
 
 
-def _names(model: ModelSource, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
+def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in outputs:
         if name in inputs:
-            hint = "Name the input otherwise: where the model names its outputs itself (a dict), theirs are given."
-            if model.onnx is not None:
-                hint = "Leave that output out: it is what goes in."
+            hint = (
+                "Name the input otherwise: where the model names its outputs itself (a dict), theirs are given. Of "
+                "model.onnx, whose names are the file's, leave that output out: it is what goes in."
+            )
             yield Broken(("outputs", name), "have a name that no input has", repr(name), hint)
 
 
@@ -313,7 +314,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("model",), _one_source),
     (("inputs",), _bindings),
     (("model", "inputs"), _paths),
-    (("model", "inputs", "outputs"), _names),
+    (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _engine),

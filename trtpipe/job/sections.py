@@ -188,6 +188,10 @@ INT8_ALONE = "be int8_mode, without other number formats, for a model that is qu
 OR_RECALIBRATE = "Set int8_mode, or calibration.recalibrate to start from its FP32 form."
 
 
+#: A float type of 16 bits.
+Half = Literal["fp16", "bf16"]
+
+
 class Precision(Section):
     """What the engine computes in; torch2trt's own words."""
 
@@ -232,7 +236,7 @@ class Precision(Section):
         return next((f"{name}_mode" for name in self.modes), "weights")
 
     @property
-    def half(self) -> Literal["fp16", "bf16"] | None:
+    def half(self) -> Half | None:
         """The type of 16 bits that is on."""
         return "fp16" if self.fp16_mode else "bf16" if self.bf16_mode else None
 

@@ -22,7 +22,7 @@ from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 JSON_REPORT, TEXT_REPORT, PAGE, LOGS = "nightly.json", "nightly.txt", "nightly.html", ".nightly"
 
 #: What a resumed run does as the one that was stopped, and how it is asked for.
-FLAGS: Mapping[str, str] = {
+REMEMBERED: Mapping[str, str] = {
     "jobs": "JOB", "overrides": "--set", "force": "--force", "repeat": "--repeat", "accept": "--accept",
     "limits": "--limit", "store": "--store", "diagnose_seconds": "--diagnose",
 }  # fmt: skip
@@ -58,7 +58,7 @@ class Options:
     notes: tuple[str, ...] = ()
 
     def arguments(self) -> JsonObject:
-        """What a run that resumes this one does again: the options of `FLAGS`, as JSON."""
+        """What a run that resumes this one does again: the options of `REMEMBERED`, as JSON."""
         return {
             "jobs": [str(p.resolve()) for p in self.jobs],
             "overrides": list(self.overrides),
@@ -81,7 +81,7 @@ class Options:
         """
         unasked = Options((), self.out, self.cache, self.history).arguments()
         before, now = {**unasked, **arguments}, self.arguments()
-        if others := [FLAGS[name] for name in FLAGS if now[name] not in (unasked[name], before[name])]:
+        if others := [REMEMBERED[name] for name in REMEMBERED if now[name] not in (unasked[name], before[name])]:
             raise InputError(
                 "--resume: jobs and options must be those of the run that was stopped (got others in "
                 f"{', '.join(others)}). Leave them out, or --resume."

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
-from trtpipe.job.sections import KeepGlobs
+from trtpipe.job.sections import Half, KeepGlobs
 from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
@@ -395,6 +395,6 @@ class _Placer:
         return new
 
 
-def half_dtype(half: Literal["fp16", "bf16"] | None) -> torch.dtype | None:
+def half_dtype(half: Half | None) -> torch.dtype | None:
     """PyTorch's type of `Precision.half`; None for None."""
-    return None if half is None else {"fp16": torch.float16, "bf16": torch.bfloat16}[half]
+    return None if half is None else torch.float16 if half == "fp16" else torch.bfloat16

@@ -68,7 +68,8 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         by_name = {n.name: n for n in model.graph.nodes}
         inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
-            producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
+            consumer = by_name[site.consumer.name]
+            producer = by_name[site.producer.name] if site.axis is None else consumer.args[1]
             if producer in inputs.get(consumer, ()):  # one tensor twice, as in matmul(y, y)
                 continue
             spec: QuantizationSpec
@@ -150,11 +151,19 @@ def _corrected(captured: Captured, site: Site) -> bool:
 
 
 def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
-    """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy."""
+    """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy.
+
+    A weight that others read too, like the table of an embedding, stays for them as it is.
+    """
     for node in [n for n in graph.graph.nodes if n.name in weights]:
         one, weight, bias = weights[node.name], node.args[1], bias_of(node)
         if (read := on_grid(one)) is not None:
-            set_constant(graph, weight, read)
+            alike = [n for n in graph.graph.find_nodes(op="get_attr") if n.target == weight.target]
+            if {reader for n in alike for reader in n.users} == {node}:
+                set_constant(graph, weight, read)
+            else:
+                own = add_constant(graph, f"{node.name}_int8_weight", read, node)
+                node.args = (node.args[0], own, *node.args[2:])
         if one.bias is not None:
             new = add_constant(graph, f"{node.name}_int8_bias", one.bias, node)
             node.args = (*node.args[:2], new, *node.args[3:])
@@ -188,9 +197,10 @@ def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None
     consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
     bias = bias_of(consumer)
     for node in consumer.all_input_nodes:
-        if node.op == "call_module" and node.args[0].name == site.producer.name:
-            observer = graph.get_submodule(str(node.target))
-            assert isinstance(observer, PerChannelWeightObserver)
+        if node.op != "call_module":
+            continue
+        observer = graph.get_submodule(str(node.target))
+        if isinstance(observer, PerChannelWeightObserver):
             observer(constant_value(graph, node.args[0]))
             observer.scales = None if corrected is None else corrected.scales
             if input_scale is not None and is_constant(bias):
