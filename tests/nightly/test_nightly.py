@@ -68,6 +68,18 @@ def last_first_night(folder):
     return json.loads((folder / "out/nightly.json").read_text())
 
 
+def test_a_job_that_cannot_be_found_or_read_costs_itself_alone(world, here):
+    (world / "jobs/loop.yaml").symlink_to("loop.yaml")
+    (world / "jobs/long.yaml").symlink_to("x" * 300)
+    report = here(expect=2)
+    assert outcomes(report) == {**dict.fromkeys(NAMES, "reused"), "loop.yaml": "error", "long.yaml": "error"}
+    assert (
+        result(report, "loop.yaml")["error"]
+        == "jobs/loop.yaml: must be readable (got Too many levels of symbolic links)."
+    )
+    assert result(report, "long.yaml")["error"] == "jobs/long.yaml: must be readable (got File name too long)."
+
+
 def test_a_job_that_is_gone_or_renamed_is_said_once(world, here, monkeypatch):
     here()
     (world / "jobs/rtx.yaml").unlink()

@@ -4,10 +4,15 @@ import asyncio
 import datetime
 import errno
 import os
+import shlex
 import socket
 import stat
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -63,6 +68,34 @@ def test_keygen_on_a_full_disk_names_the_folder(tmp_path, capsys, monkeypatch):
     assert main(["keygen", "--fleet", str(tmp_path / "fleet")]) == 2
     assert f"{tmp_path}/fleet: no space left on the disk. Free some space" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "fleet").exists()
+
+
+def test_a_scheduler_as_keygen_says_it_listens_to_others_by_tls_alone(tmp_path, capsys):
+    """Without a dashboard Dask still serves its tables and its workers' logs, on every address."""
+    assert main(["keygen", "--fleet", str(tmp_path / "fleet")]) == 0
+    (line,) = [said for said in capsys.readouterr().err.splitlines() if said.startswith("scheduler: dask scheduler ")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *shlex.split(line)[3:], "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(c.laddr.port == port for c in listening(process.pid)):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.5)  # its pages come before its address, or with it
+        assert {c.laddr.port for c in listening(process.pid) if not is_loopback(f"tcp://{c.laddr.ip}:1")} == {port}
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def listening(pid):
+    process = psutil.Process(pid)
+    sockets = getattr(process, "net_connections", None) or process.connections
+    return [c for c in sockets("inet") if c.status == psutil.CONN_LISTEN]
 
 
 def test_keygen_says_what_to_start_where(tmp_path, capsys):

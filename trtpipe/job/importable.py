@@ -25,8 +25,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def is_job_file(path: Path) -> bool:
     """Whether a path in a folder of jobs is one: hidden files are none, as macOS and editors leave them there; a link
-    to nothing and a pipe are, and fail when they are read."""
-    return path.suffix.lower() in _JOB_SUFFIXES and not path.name.startswith(".") and not path.is_dir()
+    to nothing, or to where nobody may look, and a pipe are, and fail when they are read."""
+    if path.suffix.lower() not in _JOB_SUFFIXES or path.name.startswith("."):
+        return False
+    return not os.path.isdir(path)
 
 
 def is_written_as_job(path: Path) -> bool:

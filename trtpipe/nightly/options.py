@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ class Options:
     def arguments(self) -> JsonObject:
         """What a run that resumes this one does again: the options of `REMEMBERED`, as JSON."""
         return {
-            "jobs": [str(p.resolve()) for p in self.jobs],
+            "jobs": [os.path.abspath(p) for p in self.jobs],  # resolved, a link in a circle would be an error
             "overrides": list(self.overrides),
             "force": self.force,
             "repeat": self.repeat,

@@ -206,8 +206,10 @@ class _Night:
         for file in self.options.jobs:
             try:
                 jobs = read_jobs(file, self.options.overrides)
-            except TrtpipeError as error:
-                self._broken(file.name, file, error)
+            except (TrtpipeError, OSError) as error:
+                if (refused := user_error(error)) is None:
+                    raise
+                self._broken(file.name, file, refused)
                 continue
             for job in jobs:
                 if job.name in planned:

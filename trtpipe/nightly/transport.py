@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: The folders that `make_credentials` writes, one for each part of a fleet.
 ROLES = ("scheduler", "worker", "planner")
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+#: How Dask's scheduler is started whose pages, plain HTTP without a login, only its own machine can see.
+WITHOUT_PAGES = ("--no-dashboard", "--dashboard-address", "127.0.0.1:0")
 #: How long certificates hold.
 VALID_DAYS = 825
 #: How long a scheduler has to answer the first time.

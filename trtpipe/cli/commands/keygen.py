@@ -10,7 +10,7 @@ from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import NewPath
 from trtpipe.errors import shell
-from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, make_credentials
+from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, WITHOUT_PAGES, make_credentials
 
 
 @click.command("keygen", short_help="Make a key to sign bundles, or certificates for a fleet.")
@@ -27,7 +27,7 @@ def command(path: Path, fleet: bool) -> None:
         at = path / "scheduler"
         files = ("--tls-ca-file", at / AUTHORITY, "--tls-cert", at / CERTIFICATE, "--tls-key", at / KEY)
         address = "tls://SCHEDULER:8786"
-        console.err(f"scheduler: {shell('dask', 'scheduler', '--protocol', 'tls', *files, '--no-dashboard')}")
+        console.err(f"scheduler: {shell('dask', 'scheduler', '--protocol', 'tls', *files, *WITHOUT_PAGES)}")
         console.err(f"each worker: {shell('trtpipe', 'worker', address, '--tls', path / 'worker')}")
         planner = shell("trtpipe", "nightly", "JOB...", "--scheduler", address, "--tls", path / "planner")
         console.err(f"planner: {planner}")

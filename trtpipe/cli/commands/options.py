@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -339,6 +340,9 @@ def job_files(paths: Iterable[Path], note: Callable[[str], None] = console.err) 
 
 def _jobs_below(folder: Path) -> list[Path]:
     """The files right in the subfolders of a folder of jobs that are written as jobs are; bundles and kits have one."""
-    below = [d for d in sorted(folder.iterdir()) if d.is_dir() and not d.name.startswith(".")]
-    found = [f for d in below if not (d / MANIFEST).exists() for f in sorted(d.iterdir()) if is_job_file(f)]
+    below = [d for d in sorted(folder.iterdir()) if os.path.isdir(d) and not d.name.startswith(".")]
+    found: list[Path] = []
+    for inside in (d for d in below if not os.path.exists(d / MANIFEST)):
+        with contextlib.suppress(OSError):  # it is only a hint: what may not be looked into holds none
+            found += filter(is_job_file, sorted(inside.iterdir()))
     return [f for f in found if is_written_as_job(f)]
