@@ -48,9 +48,19 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
         with pytest.raises(CalibError) as caught:
             read_table(calibration, {}, "")  # type: ignore[arg-type]
         assert str(caught.value) == (
-            "a.json: must be without corrections for calibration.corrections: false (got bias). Leave the key out, or "
+            "a.json: must be without corrections for calibration.corrections (got bias). Leave the key out, or "
             "calibrate again."
         )
+    table.corrections.steps.append(SimpleNamespace(name="ranges", kept=True))
+    calibration.corrections = ("rounding", "bias")
+    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
+    calibration.corrections = ("rounding", "smoothing")
+    with pytest.raises(CalibError) as caught:
+        read_table(calibration, {}, "")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "a.json: must hold no corrections but rounding, smoothing for calibration.corrections (got bias). Leave the "
+        "key out, or calibrate again."
+    )
 
 
 NETWORK = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,23 +166,23 @@ class History:
         """Every result of a run by job name."""
         return {p.outcome.name: p for p in self._select("run = ? ORDER BY name", (run,))}
 
-    def latest(self, before_run: int) -> dict[str, Past]:
-        """The latest result with a bundle of every job, before a run."""
+    def latest(self, before_run: int | None) -> dict[str, Past]:
+        """The latest result with a bundle of every job, before a run; of all runs for None."""
         where = (
             "outcome IN ('built', 'reused') AND run = (SELECT max(run) FROM results AS r "
-            "WHERE r.name = results.name AND r.run < ? AND r.outcome IN ('built', 'reused'))"
+            "WHERE r.name = results.name AND r.run < coalesce(?, r.run + 1) AND r.outcome IN ('built', 'reused'))"
         )
         return {p.outcome.name: p for p in self._select(where, (before_run,))}
 
-    def greens(self, before_run: int, count: int = 10) -> dict[str, tuple[Past, ...]]:
-        """The latest `count` green results of every job before a run, the latest first."""
-        return self._ranked("green = 1 AND run < ?", before_run, count)
+    def greens(self, before_run: int | None, count: int = 10) -> dict[str, tuple[Past, ...]]:
+        """The latest `count` green results of every job before a run, the latest first; of all runs for None."""
+        return self._ranked("green = 1 AND run < coalesce(?, run + 1)", before_run, count)
 
     def recent(self, last_run: int) -> dict[str, tuple[Past, ...]]:
         """The latest 30 results of every job up to a run, the earliest first."""
         return {name: rows[::-1] for name, rows in self._ranked("run <= ?", last_run, 30).items()}
 
-    def _ranked(self, where: str, run: int, count: int) -> dict[str, tuple[Past, ...]]:
+    def _ranked(self, where: str, run: int | None, count: int) -> dict[str, tuple[Past, ...]]:
         query = (
             f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY name ORDER BY run DESC) AS place "
             f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
@@ -202,7 +203,7 @@ class History:
         before = self.latest(before_run)
         latest = max((past.run for past in before.values()), default=0)
         lost = {name: p.outcome.file for name, p in before.items() if p.run == latest and name not in names}
-        then, read = self._files(latest) if lost else (), {file.resolve() for file in files}
+        then, read = self._files(latest) if lost else (), {Path(os.path.abspath(file)) for file in files}
         why: list[str] = []
         for name, shown in sorted(lost.items()):
             parts = Path(shown).parts  # from where that run was

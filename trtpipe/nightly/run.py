@@ -98,7 +98,7 @@ def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], 
     with (
         History(options.history) as history,
         Digests(cache.digests_path) as digests,
-        _Night(options, Unwatched(), cache, history, 1 << 62, digests, []) as night,
+        _Night(options, Unwatched(), cache, history, None, digests, []) as night,
     ):
         planned = night.plan()
         explained = tuple(
@@ -108,7 +108,7 @@ def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], 
 
 
 class _Night:
-    """The state of one run; `notes` are the report's, and grow."""
+    """The state of one run, None for one that is only planned; `notes` are the report's, and grow."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Night:
         watcher: Watcher,
         cache: Cache,
         history: History,
-        run: int,
+        run: int | None,
         digests: Digests,
         notes: list[str],
     ) -> None:
@@ -144,6 +144,7 @@ class _Night:
 
     def over(self, resumed: bool) -> None:
         """Do everything."""
+        assert self.run is not None
         planned = self.plan()
         if tagged := [p.name for p in planned if p.job.worker and self._fleet is None]:
             self.notes.append(f"worker: not used without --scheduler, by {', '.join(tagged)}: built on this machine")
@@ -355,6 +356,7 @@ class _Night:
         self.outcomes[outcome.name] = outcome
         if outcome.outcome != "cancelled":
             parts = self._parts_of(outcome)
+            assert self.run is not None
             self.history.record(self.run, outcome, parts, green=outcome.green and not self.options.repeat)
         word = "failed" if outcome.exit_code == FAILED and outcome.outcome != "error" else outcome.outcome
         detail = [*outcome.regressions, *outcome.error.splitlines()[:1]] or list(outcome.reasons)

@@ -11,7 +11,7 @@ from calib.audit import data_warnings, doubtful_thresholds
 from calib.errors import CalibError
 from calib.samples import copies
 from calib.table import CalibrationTable
-from trtpipe.job.sections import GRAPH_CORRECTIONS
+from trtpipe.job.sections import CORRECTIONS, GRAPH_CORRECTIONS
 from trtpipe.machine import Heap
 from trtpipe.pipeline.prepared import RANGE_SAMPLES
 from trtpipe.report.thresholds import beyond_int8, int8_audit, table_warnings
@@ -68,10 +68,13 @@ def table_as_asked(calibration: Calibration) -> CalibrationTable:
     if calibration.algorithm != "auto":
         table.require(calibration.table, table.digests, calibration.algorithm, calibration.percentile)
     kept = () if table.corrections is None else tuple(s.name for s in table.corrections.steps if s.kept)
-    if kept and not calibration.corrections:
+    asked = calibration.corrections
+    steps = kept if not asked else [name for name in kept if name in CORRECTIONS]  # the ranges are chosen with any
+    if asked is not True and (unasked := [name for name in steps if name not in (asked or ())]):
+        must = f"hold no corrections but {', '.join(asked)}" if asked else "be without corrections"
         raise CalibError(
-            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
-            f"{', '.join(kept)}). Leave the key out, or calibrate again."
+            f"{calibration.table}: must {must} for calibration.corrections (got {', '.join(unasked)}). Leave the key "
+            "out, or calibrate again."
         )
     return table
 

@@ -138,7 +138,7 @@ def examine() -> Diagnosis:
                 for a in _routes(gpu, tensorrts, packages, jetson=jetson)
             ),
         ),
-        notes=_notes(gpu, tensorrts, jetson),
+        notes=_notes(gpu, tensorrts),
     )
 
 
@@ -303,7 +303,7 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
     return Ability(what, True, reason)
 
 
-def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str, ...]:
+def _notes(gpu: Driver, tensorrts: flavour.Installed) -> tuple[str, ...]:
     notes = []
     if "tensorrt" in tensorrts and tensorrts["tensorrt"][0].endswith("-bindings"):
         notes.append(
