@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtpipe.atomic import sibling
 from trtpipe.batching import unranked
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
@@ -141,16 +140,12 @@ def export_triton(
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    repository = folder.parent
-    repository.mkdir(parents=True, exist_ok=True)
-    temporary = repository / f".{folder.name}.{secrets.token_hex(8)}"
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with sibling(folder) as temporary:
         for name, data in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(data)
         os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _batch(manifest: Manifest) -> tuple[int, int] | None:

@@ -277,8 +277,10 @@ def _met_in(graph: GraphModule, quantizers: set[Node], weights: set[Node]) -> se
 
 def _without_weights_of(loaded: LoadedModel, paths: Sequence[str]) -> LoadedModel:
     """The model with the weights of some of its modules set to zero."""
+    from trtpipe.model.bindings import INNER
+
     module = copy.deepcopy(loaded.module)
-    network = module.get_submodule("network")
+    network = module.get_submodule(INNER)
     for path in paths:
         parameters = list(network.get_submodule(path).parameters(recurse=False))
         for parameter in [p for p in parameters if p.dim() > 1] or parameters:

@@ -188,12 +188,8 @@ def _allocated(device: str) -> int:
 
 def _bytes(module: torch.nn.Module) -> int:
     """Parameters and buffers, each storage once."""
-    seen = _sizes(module)
-    inner = getattr(module, "network", None)
-    bound = getattr(module, "bound", None)
-    if bound is not None and inner is not None:  # the wrapper of a half network holds the FP32 one too
-        seen = _sizes(inner)
-    return sum(seen.values())
+    # The wrapper of a half network holds the FP32 one too.
+    return sum(_sizes(module.network if isinstance(module, InHalf) else module).values())
 
 
 def _sizes(module: torch.nn.Module) -> dict[int, int]:

@@ -204,7 +204,11 @@ def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> N
         broken = next((name for name, is_broken in held.items() if is_broken), None)
         step = "Leave out masking with -inf and log(0), or return the tensor before it."
         if broken is not None:
-            step = f"The weight {broken.removeprefix('network.')} holds NaN or infinity: take weights of another epoch."
+            from trtpipe.model.bindings import INNER
+
+            step = (
+                f"The weight {broken.removeprefix(f'{INNER}.')} holds NaN or infinity: take weights of another epoch."
+            )
         raise InputError(
             f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
             f"{values.size} values of output {spec.name} NaN or infinite). {step}"

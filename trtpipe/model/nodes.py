@@ -152,7 +152,7 @@ def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.
         owner._buffers[name] = value
 
 
-def drop_unread(graph: torch.fx.GraphModule) -> None:
+def drop_unread_constants(graph: torch.fx.GraphModule) -> None:
     """Take out the parameters and buffers that no node reads: an exported program of the graph would hold them too.
 
     `graph` must be a copy of its own.

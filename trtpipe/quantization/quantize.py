@@ -17,7 +17,7 @@ from trtpipe.model.nodes import (
     bias_of,
     constant_value,
     copied,
-    drop_unread,
+    drop_unread_constants,
     is_constant,
     module_path,
     set_constant,
@@ -272,7 +272,7 @@ def quantize(
     layers = place_casts(
         graph, half=half, keep=keep, fp32=types.fp32, outputs=captured.outputs, unquantized=plan.reasons
     )
-    drop_unread(graph)
+    drop_unread_constants(graph)
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes), unmet)
 

@@ -242,6 +242,8 @@ class Cache:
             self._write_aside(path, content)
 
     def _write_aside(self, path: Path, content: Mapping[str, bytes]) -> None:
+        """Write a folder under another name and rename it: by hand as `atomic.sibling`, all remains in one place, since
+        libraries of atomic writes replace single files."""
         temporary = self.root / "new" / f"{os.getpid()}-{secrets.token_hex(8)}"
         temporary.mkdir()
         try:

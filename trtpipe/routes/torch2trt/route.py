@@ -274,7 +274,9 @@ def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: ModuleT
     Raises:
         InputError: a glob fits no module.
     """
-    paths = {name.removeprefix("network").removeprefix("."): m for name, m in module.named_modules()}
+    from trtpipe.model.bindings import INNER
+
+    paths = {name.removeprefix(INNER).removeprefix("."): m for name, m in module.named_modules()}
     made: dict[torch.nn.Module, object] = {}
     for glob, device in globs.items():
         fitting = [p for p in paths if p and fnmatch.fnmatchcase(p, glob)]
