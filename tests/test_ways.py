@@ -72,9 +72,9 @@ WAYS: dict[str, tuple[set[str], str]] = {
     ),
     "has Any for a missing part": ({"trtpipe.evaluation.judgement"}, "the part's type, `| None`"),  # Labels may be None
     "reads JSON that anyone may have written": (
-        # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
+        # their own: a log, a process' pipe, a database; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
-         "trtpipe.pipeline.cache.remote", "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
+         "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
     "spells the name of a package": (set(), "packaging.utils.canonicalize_name"),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from calib.strictjson import loads
 from calib.types import JsonMapping
 from trtpipe.errors import InputError, MissingError
 from trtpipe.outputs import is_plain
@@ -35,7 +36,7 @@ class Head:
 def head_of(data: bytes) -> Head | None:
     """The head in `data`; None for anything else, as whoever can write to a store can have written it."""
     try:
-        raw = json.loads(data)
+        raw: Any = loads(data)
         files = {n: (int(size), str(sha256)) for n, (size, sha256) in raw["files"].items() if is_plain(n)}
         if len(files) != len(raw["files"]):
             return None
