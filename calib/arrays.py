@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from calib.errors import CalibError
+from calib.files import unreadable
 from calib.samples import ARRAY_SUFFIXES, InputSpec, Sample, fit, require_shapes
 from calib.types import Array
 
@@ -114,6 +115,8 @@ def _readable(path: str | Path) -> Iterator[None]:
     except (CalibError, ImportError):
         raise
     except Exception as error:  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
+        if isinstance(error, OSError) and error.errno is not None:
+            raise CalibError(unreadable(path, error)) from error
         suffix = Path(path).suffix
         raise CalibError(
             f"{path}: must be a readable {suffix} file of plain arrays (got {error}). Save it again."

@@ -37,7 +37,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 def unreadable(path: str | Path, error: OSError) -> str:
     """What is wrong with a file that the system does not let us read."""
-    return f"{path}: must be readable (got {error.strerror or error}). Check its permissions."
+    step = "Repair the links." if error.errno == errno.ELOOP else "Check its permissions."
+    return f"{path}: must be readable (got {error.strerror or error}). {step}"
 
 
 def read_regular(path: Path) -> bytes:

@@ -121,7 +121,7 @@ def test_naming_names_what_the_user_gave(raised: str | None, named: str, tmp_pat
     ("text", "code"),
     [
         ("database or disk is full", errno.ENOSPC),
-        ("attempt to write a readonly database", errno.EROFS),
+        ("attempt to write a readonly database", errno.EACCES),  # the file; of a file system see below
         ("disk I/O error", errno.EIO),
         ("unable to open database file", errno.EACCES),
     ],
@@ -132,6 +132,15 @@ def test_sqlites_refusals_are_the_systems(text: str, code: int, tmp_path: Path) 
     assert (error.value.errno, error.value.filename) == (code, str(tmp_path / "h.sqlite"))
     with pytest.raises(sqlite3.OperationalError), naming_database(tmp_path / "h.sqlite"):
         raise sqlite3.OperationalError("no such table: runs")
+
+
+@pytest.mark.parametrize(("flag", "code"), [(os.ST_RDONLY, errno.EROFS), (0, errno.EACCES)])
+def test_a_file_that_may_not_be_written_is_told_from_a_file_system(
+    flag: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flag))
+    with pytest.raises(OSError, match=os.strerror(code)), naming_database(tmp_path / "h.sqlite"):
+        raise sqlite3.OperationalError("attempt to write a readonly database")
 
 
 def test_an_io_error_of_a_full_disk_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

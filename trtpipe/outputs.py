@@ -115,6 +115,8 @@ def naming_database(path: Path) -> Iterator[None]:
             if text in str(error):
                 code = errno.ENOSPC if code == errno.EIO and _is_full(path.parent) else code
                 code = errno.EISDIR if path.is_dir() else code
+                if code == errno.EROFS and not os.statvfs(path.parent).f_flag & os.ST_RDONLY:
+                    code = errno.EACCES  # of a file that may not be written
                 raise OSError(code, os.strerror(code), str(path)) from error
         raise
 

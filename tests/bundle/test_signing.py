@@ -145,8 +145,11 @@ def test_other_keys_are_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None
     for name in ("ec", "key.pub"):
         with pytest.raises(InputError, match=r"is not an unencrypted Ed25519 private key in PEM"):
             signing.signer(tmp_path / name)
-    for name in ("ec.pub", "junk.pub"):
-        with pytest.raises(InputError, match=r"holds a public key that is not Ed25519"):
+    for name, held in (
+        ("ec.pub", "a public key that is not Ed25519"),
+        ("junk.pub", "a block that is no public key in PEM"),
+    ):
+        with pytest.raises(InputError, match=f"holds {held}. Give the .pub file of trtpipe keygen."):
             signing.load_public_keys(tmp_path / name)
     with pytest.raises(InputError, match=r"gone: must be a readable key file \(got: No such file or directory\)"):
         signing.signer(tmp_path / "gone")

@@ -1,10 +1,13 @@
 """Samples from files of arrays."""
 
+import errno
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from calib.arrays import open_arrays
+from calib.arrays import _readable, open_arrays
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
@@ -187,3 +190,15 @@ def test_headers_show_what_no_engine_takes(tmp_path, a, b, said):
     with pytest.raises(CalibError) as caught:
         open_arrays(str(tmp_path / "x.npz"), inputs)
     assert str(caught.value) == f"{tmp_path}/x.npz: {said}"
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_what_the_system_refuses_is_told_from_a_damaged_file(suffix: str, tmp_path: Path) -> None:
+    link = tmp_path / f"x{suffix}"
+    link.symlink_to(link.name)
+    with pytest.raises(CalibError) as caught, _readable(link):
+        link.read_bytes()
+    assert str(caught.value) == (f"{link}: must be readable (got Too many levels of symbolic links). Repair the links.")
+    with pytest.raises(CalibError) as caught, _readable(link):
+        raise OSError(errno.EACCES, "Permission denied", str(link))
+    assert str(caught.value) == f"{link}: must be readable (got Permission denied). Check its permissions."

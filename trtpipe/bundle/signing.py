@@ -106,7 +106,9 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
         try:
             key = load_pem_public_key(block)
         except ValueError:
-            key = None
+            raise InputError(
+                f"{path}: holds a block that is no public key in PEM. Give the .pub file of trtpipe keygen."
+            ) from None
         if not isinstance(key, Ed25519PublicKey):
             raise InputError(f"{path}: holds a public key that is not Ed25519. Give the .pub file of trtpipe keygen.")
         keys.append(key)
