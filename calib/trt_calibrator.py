@@ -70,7 +70,8 @@ def make_calibrator(
         trt: an imported `tensorrt` of 8.6 to 10.x.
         source: samples by the network's input names.
         batch_size: the batch of the calibration profile's opt shape.
-        algorithm: entropy_2, entropy, minmax or percentile (the legacy calibrator, with `percentile` as its quantile).
+        algorithm: entropy_2, entropy, minmax or percentile (the legacy calibrator).
+        percentile: the quantile of the legacy calibrator, in (0, 100].
         cache: a file to read scales from, or to write them to where there is none.
         made_from: whatever else the scales depend on, such as the digests of weights and graph, by a name for errors.
         place: puts an array on the device.
