@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from calib.errors import CalibCancelled, CalibError
 from calib.process_state import put_back
@@ -159,7 +158,7 @@ class PreparedJob:
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
         self.job, self.results = job, results or Uncached()
         self._stages = stages
-        self._corrected: WeakValueDictionary[str | None, PreparedJob] = WeakValueDictionary()  # each has weights
+        self._corrected: dict[str | None, PreparedJob] = {}  # by the digest of a table's corrections
         # Opened at most once, by what `corrected` gives too: a job's callable may take long to make its samples.
         self._calibration = functools.cache(partial(open_calibration, job))
         self._check = functools.cache(partial(open_check, job))
@@ -346,12 +345,13 @@ class PreparedJob:
         from trtpipe.quantization.corrections import edits
 
         key = table.corrections.sha256
-        if (other := self._corrected.get(key)) is None:
+        if key not in self._corrected:
+            captured = edits.corrected(self.captured, table.corrections.arrays)
             other = self._corrected[key] = copy.copy(self)
-            other.__dict__["captured"] = edits.corrected(self.captured, table.corrections.arrays)
             for of_the_graph in ("ranges", "moments"):
                 other.__dict__.pop(of_the_graph, None)
-        return other
+            other.__dict__["captured"] = captured
+        return self._corrected[key]
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:
