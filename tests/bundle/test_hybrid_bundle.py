@@ -75,7 +75,7 @@ def test_every_engine_in_it_is_held_against_the_manifest(tmp_path):
     for odd, text in (
         (plan_bytes(mask=0x08), r"model\.hybrid: engine 1: must be for 8\.6, as the manifest says \(got 8\.9\)"),
         (plan_bytes(version=(1, 6, 1, 7)), r"model\.hybrid: engine 1: must be of version 1\.7\.1\.116"),
-        (b"not a plan", r"model\.hybrid: engine 1: a plan must begin with ftrt or vtrt"),
+        (b"not a plan", r"model\.hybrid: engine 1: a plan must begin with ftrt, vtrt or ptrt"),
     ):
         data = to_bytes(replace(hybrid(), engines=(plan_bytes(), odd)))
         with pytest.raises(InputError, match=text):

@@ -129,7 +129,7 @@ def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
     foreign = manifest.model_copy(update=other)
     with pytest.raises(InputError, match="must be a plan of tensorrt, as the manifest says"):
         write_bundle(tmp_path / "b", foreign, files)
-    with pytest.raises(InputError, match="a plan must begin with ftrt or vtrt"):
+    with pytest.raises(InputError, match="a plan must begin with ftrt, vtrt or ptrt"):
         write_bundle(tmp_path / "b", manifest, {**files, "model.engine": b"#!/bin/sh"})
 
 

@@ -118,7 +118,7 @@ def test_what_is_nothing_of_these(content, got, tmp_path, capsys):
     if content is not None:
         path.write_bytes(content)
     assert main(["inspect", str(path)]) == 2
-    kinds = "a bundle, an engine, an ONNX file or a calibration table"
+    kinds = "a bundle, an engine, an ONNX file, a calibration table or a calibration cache"
     expected = (
         f"must be {kinds} (got {got}). Check the path."
         if content is not None

@@ -87,7 +87,10 @@ def test_an_error_about_a_name_that_is_no_utf8_is_json_too(tmp_path: Path) -> No
         env=nights.environment(),
         check=False,
     )
-    said = "a\udcff: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
+    said = (
+        "a\udcff: there is no such file or folder. Give a bundle, an engine, an ONNX file, a calibration table or a "
+        "calibration cache."
+    )
     assert (found.returncode, json.loads(found.stdout)) == (2, {"error": said, "exit_code": 2})
 
 

@@ -53,7 +53,7 @@ def test_a_version_is_only_read_where_its_place_is_known():
     assert read_header(plan(b"ftrt", version=(10, 3, 0, 0), serialization=2)).version == ""
 
 
-BEGIN = "model.engine: a plan must begin with ftrt or vtrt"
+BEGIN = "model.engine: a plan must begin with ftrt, vtrt or ptrt"
 LONG = "model.engine: the plan must be 40 bytes long, as its header says"
 ITSELF = "Give the engine file itself."
 

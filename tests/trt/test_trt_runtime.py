@@ -62,7 +62,7 @@ def test_tensorrt_rtx_judges_a_plan_before_it_is_loaded(plan, monkeypatch, capfd
 def test_what_is_no_plan(tmp_path):
     file = tmp_path / "model.engine"
     file.write_bytes(b"\x08\x08onnx")
-    with pytest.raises(errors.InputError, match="engine: a plan must begin with ftrt or vtrt"):
+    with pytest.raises(errors.InputError, match="engine: a plan must begin with ftrt, vtrt or ptrt"):
         EngineRunner(file).__enter__()
 
 

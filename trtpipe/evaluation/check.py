@@ -241,7 +241,7 @@ def measure(
     """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
 
     Args:
-        reference: the baseline's outputs, float [S, ...] by name.
+        reference: the baseline's outputs, [S, ...] of any dtype by name.
         outputs: what was executed gave, in the same shapes.
         labels: int64 [S], -1 where unknown, or None.
         limits: the job's.

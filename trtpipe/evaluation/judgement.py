@@ -101,7 +101,7 @@ class Judge:
     truth: Callable[[Array], Array] | None = None
 
     def labels_of(self, output: Array) -> Labels:
-        """What the baseline's output, float [S, ...], says of the samples.
+        """What the baseline's output, [S, ...] of any dtype, says of the samples.
 
         Raises:
             InputError: it cannot say that.
@@ -113,7 +113,7 @@ class Judge:
             raise InputError(f"check.metrics.{self.name}: {error}.") from error
 
     def figure(self, outputs: Mapping[str, Array], labels: Labels, ids: Sequence[str]) -> Figure:
-        """The metric of these outputs, float [S, ...] by name; `ids` names the S samples.
+        """The metric of these outputs, [S, ...] of any dtype by name; `ids` names the S samples.
 
         Raises:
             InputError: the function raises, cannot take these, or returns what is no figure.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +13,13 @@ import numpy as np
 from calib.types import Array
 from trtpipe.bundle.format import place
 from trtpipe.errors import TrtpipeError
+from trtpipe.figures import difference
 from trtpipe.nightly.outcome import Drift, JobOutcome
 from trtpipe.nightly.task import RepeatTask, of_bundle
 from trtpipe.pipeline.build import build
 from trtpipe.runtime.session import open_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trtpipe.bundle.format import Bundle
     from trtpipe.progress import Reporter
 
@@ -64,11 +64,11 @@ def _golden_outputs(bundle: Bundle) -> dict[str, Array] | None:
 
 
 def _largest_difference(outputs: list[dict[str, Array]]) -> float:
-    """The largest |difference| between any build's outputs and the first build's, NaN counting as infinite."""
-    first: Mapping[str, Array] = outputs[0]
+    """The largest |difference| between outputs of two builds, NaN counting as infinite."""
     worst = 0.0
-    for other in outputs[1:]:
-        for name, value in first.items():
-            difference = np.abs(value.astype(np.float64) - other[name].astype(np.float64))
-            worst = max(worst, float("inf") if np.isnan(difference).any() else float(difference.max(initial=0.0)))
+    for one, other in itertools.combinations(outputs, 2):
+        for name, value in one.items():
+            with np.errstate(invalid="ignore"):  # of two infinities
+                apart = np.where(value == other[name], 0.0, np.abs(difference(value, other[name])))
+            worst = max(worst, float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0)))
     return worst

@@ -158,7 +158,7 @@ def batched(
         labels: int64 [S], -1 where unknown, or None.
         inputs: of the model.
         outputs: likewise.
-        reference: the baseline's rows of all samples, float [S, ...] by output, where they are known.
+        reference: the baseline's rows of all samples, [S, ...] of any dtype by output, where they are known.
         size: of a batch; when absent the largest up to `opt` that the samples fill. The last of fewer samples is
             repeated.
     """

@@ -38,7 +38,7 @@ class ComparedOutputs:
     """The outputs of the baseline, and of the checked engine or graph, on the same samples.
 
     Attributes:
-        reference: the baseline's outputs, float [S, ...] by output name.
+        reference: the baseline's outputs, [S, ...] of any dtype by output name.
         outputs: the checked engine's or graph's, [S, ...] by output name.
         ids: names the samples; for images, the file relative to `images`.
         labels: int64 [S], -1 where unknown, or None.

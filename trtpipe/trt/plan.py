@@ -59,7 +59,7 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
     start = bytes(data[:HEADER_BYTES])
     flavour = _FLAVOURS.get(start[:4])
     if flavour is None:
-        raise InputError(f"{where}: a plan must begin with ftrt or vtrt (got {start[:4]!r}).{_prefix_hint(data)}")
+        raise InputError(f"{where}: a plan must begin with ftrt, vtrt or ptrt (got {start[:4]!r}).{_prefix_hint(data)}")
     if len(start) < HEADER_BYTES:
         raise InputError(
             f"{where}: a plan must hold at least {HEADER_BYTES} bytes (got {len(data)}). Copy the file again."

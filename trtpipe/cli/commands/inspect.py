@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, ValueInfoProto
 
 
+#: What can be looked at.
+_KINDS = "a bundle, an engine, an ONNX file, a calibration table or a calibration cache"
+
+
 @click.command("inspect", short_help="Say what is in a bundle, an engine, an ONNX file or a table.")
 @click.argument("file", type=InputPath())
 @json_option
@@ -61,9 +65,7 @@ def described(path: Path) -> JsonObject:
         with open_regular(path) as file:
             head = file.read(64)
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
-        ) from None
+        raise InputError(f"{path}: there is no such file or folder. Give {_KINDS}.") from None
     except OSError as error:
         raise InputError(unreadable(path, error)) from None
     if path.name == MANIFEST:
@@ -81,10 +83,7 @@ def described(path: Path) -> JsonObject:
     with suppress(InputError, MissingError):  # protobuf has no magic number: what ONNX reads is ONNX
         return _onnx(path)
     shown = head[:8].hex(" ") or "an empty file"
-    raise InputError(
-        f"{path}: must be a bundle, an engine, an ONNX file or a calibration table "
-        f"(got a file that begins with {shown}). Check the path."
-    )
+    raise InputError(f"{path}: must be {_KINDS} (got a file that begins with {shown}). Check the path.")
 
 
 def _bundle(path: Path) -> JsonObject:
