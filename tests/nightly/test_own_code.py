@@ -88,25 +88,24 @@ def test_a_night_in_one_process_says_what_its_jobs_share(tmp_path: Path) -> None
 #: A model that has a scale of its own where there is a file of it.
 SCALED = """
 from pathlib import Path
-import torch
 from net import net
 
-SCALE = Path(__file__).with_name("scale.txt")
+SCALE = Path(__file__).parent / "{where}" / "scale.txt"
 
 def scaled():
     module = net()
     if SCALE.exists():
-        with torch.no_grad():
-            for p in module.parameters():
-                p.mul_(float(SCALE.read_text()))
+        scale = float(SCALE.read_text())
+        module.register_forward_hook(lambda module, given, output: output * scale)
     return module
 """
 
 
+@pytest.mark.parametrize("where", [".", ".."])
 def test_two_checkouts_of_a_job_have_a_record_each_of_what_its_code_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cache holds both; a night in one does not make what is read in the other a reason."""
+    """One cache holds both; a night in one does not make what is read in the other a reason, nor its engine theirs."""
 
     def night(checkout: str) -> tuple[str, list[str]]:
         where = ("-o", tmp_path / checkout / "out", "--cache", tmp_path / "cache", "--workers", "0", "--json")
@@ -116,17 +115,20 @@ def test_two_checkouts_of_a_job_have_a_record_each_of_what_its_code_reads(
 
     for checkout in ("one", "other"):
         world = nights.make_world(tmp_path / checkout / "jobs")
-        (world / "scaled.py").write_text(SCALED)
+        (world / "scaled.py").write_text(SCALED.replace("{where}", where))
         path = nights.write_job(world, "a")
         path.write_text(path.read_text().replace("net:net", "scaled:scaled"))
-    scale = tmp_path / "other" / "jobs" / "scale.txt"
+    scale = tmp_path / "other" / "jobs" / where / "scale.txt"
     scale.write_text("2")
     for checkout in ("one", "other"):
         assert night(checkout) == ("built", ["first build"])
+    engines = {(tmp_path / checkout / "out/a/model.onnx").read_bytes() for checkout in ("one", "other")}
+    assert len(engines) == 2
     for checkout in ("one", "other"):
         assert night(checkout) == ("reused", [])
     scale.write_text("3")
-    assert night("other") == ("built", ["scale.txt, read by the job's code, changed"])
+    shown = "scale.txt" if where == "." else str(tmp_path / "other" / "scale.txt")
+    assert night("other") == ("built", [f"{shown}, read by the job's code, changed"])
     assert night("one") == ("reused", [])
     scale.unlink()
-    assert night("other")[0] == "reused"  # it is what the first checkout built
+    assert night("other")[0] == ("reused" if where == "." else "built")  # inside, it is what the first checkout built

@@ -542,27 +542,52 @@ def test_nothing_is_recorded_outside_and_nested_parts_are_told_apart(tmp_path):
 
 def test_reads_survive_the_cache_and_are_found_where_everything_is_forced(tmp_path):
     reads = Reads((Read("file", "a"), Read("folder", "/x")), ("a note",))
-    remember(Cache(tmp_path), "k" * 64, reads)
-    remember(Cache(tmp_path), "k" * 64, reads | Reads((Read("file", "b"),)))
-    (again,) = recall(Cache(tmp_path, force=True), "k" * 64)
+    remember(Cache(tmp_path), "k" * 64, reads, tmp_path)
+    remember(Cache(tmp_path), "k" * 64, reads | Reads((Read("file", "b"),)), tmp_path)
+    (again,) = recall(Cache(tmp_path, force=True), "k" * 64, tmp_path)
     assert again == Reads((Read("file", "a"), Read("file", "b"), Read("folder", "/x")), ("a note",))
-    assert recall(Cache(tmp_path), "l" * 64) == (Reads(),)
+    assert recall(Cache(tmp_path), "l" * 64, tmp_path) == (Reads(),)
+
+
+@pytest.mark.parametrize(
+    ("path", "fits"),
+    [
+        ("inside.txt", True),
+        ("/data/all/x.txt", True),
+        ("/home/one/w.txt", False),  # beside the job's folder: from the other one it is another file
+        ("/home/one/jobs/x.txt", False),
+        ("/home/shared/x.txt", True),
+    ],
+)
+def test_a_record_of_another_folder_counts_where_its_files_are_the_same_from_there(
+    path: str, fits: bool, tmp_path: Path
+) -> None:
+    """A job beside another checkout's was taken for built: its code read a file of its own by the same words."""
+    one, other = Path("/home/one/jobs"), Path("/home/other/jobs")
+    cache, key, reads = Cache(tmp_path), "k" * 64, Reads((Read("file", path),))
+    remember(cache, key, reads, one, ended=True)
+    assert recall(cache, key, one) == (reads,)
+    assert recall(cache, key, other) == ((reads,) if fits else (Reads(),))
+    own = Reads((Read("file", "/home/other/w.txt"),))
+    remember(cache, key, own, other, ended=True)
+    assert recall(cache, key, one)[-1] == reads
+    assert own not in recall(cache, key, one)
 
 
 def test_what_runs_that_ended_read_is_kept_beside_what_the_last_one_read(tmp_path):
     """Two checkouts of a job have one record: the code reads other files in each."""
     of = [Reads((Read("file", name),)) for name in "abc"]
     cache, key = Cache(tmp_path), "k" * 64
-    remember(cache, key, of[0], ended=True)
-    remember(cache, key, of[1], ended=True)
-    assert recall(cache, key) == (of[1], of[0])
-    remember(cache, key, of[2])
-    assert recall(cache, key) == (of[2], of[1], of[0])
-    remember(cache, key, of[0], ended=True)
-    assert recall(cache, key) == (of[0], of[1])
+    remember(cache, key, of[0], tmp_path, ended=True)
+    remember(cache, key, of[1], tmp_path, ended=True)
+    assert recall(cache, key, tmp_path) == (of[1], of[0])
+    remember(cache, key, of[2], tmp_path)
+    assert recall(cache, key, tmp_path) == (of[2], of[1], of[0])
+    remember(cache, key, of[0], tmp_path, ended=True)
+    assert recall(cache, key, tmp_path) == (of[0], of[1])
     for k in range(20):
-        remember(cache, key, Reads((Read("file", str(k)),)), ended=True)
-    assert [r.items[0].path for r in recall(cache, key)] == [str(k) for k in range(19, 11, -1)]
+        remember(cache, key, Reads((Read("file", str(k)),)), tmp_path, ended=True)
+    assert [r.items[0].path for r in recall(cache, key, tmp_path)] == [str(k) for k in range(19, 11, -1)]
 
 
 def test_a_value_tells_content_place_and_absence_apart(tmp_path):

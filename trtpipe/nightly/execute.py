@@ -87,11 +87,11 @@ def _outcome(task: Task, reporter: Reporter, memory: Memory, say: Callable[[str]
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", BUG)
 
 
-def record_reads(cache: Cache, raw: JsonObject) -> None:
-    """Store in this cache what a worker with another cache recorded that the job's code read."""
+def record_reads(cache: Cache, raw: JsonObject, folder: Path) -> None:
+    """Store in this cache what a worker with another cache recorded that the code of a job, here in `folder`, read."""
     reads = raw.get("reads")
     if reads is not None:
-        remember(cache, reads["code"], Reads.from_plain(reads), ended=True)
+        remember(cache, reads["code"], Reads.from_plain(reads), folder, ended=True)
 
 
 def _execute(
@@ -158,7 +158,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
             """The ingredients as the files are now, with all that has been read so far, and that."""
             read = recorder.reads
             known = (reads | read).without_scratch(read)
-            remember(cache, code, known, ended=ended)
+            remember(cache, code, known, job.folder or Path.cwd(), ended=ended)
             with Digests(cache.digests_path) as digests, _searching(path):
                 return Survey(digests, machine).ingredients(job, known), known
 

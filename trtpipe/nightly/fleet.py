@@ -27,7 +27,7 @@ from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.outcome import THERE
-from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
+from trtpipe.nightly.task import BuildTask, FinishTask, JobTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
 from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
@@ -286,7 +286,8 @@ class Fleet:
                     raise
                 finished(task, failure(task, str(refused), refused.exit_code) | {"attempts": raw["attempts"]})
                 return
-            record_reads(self._cache, raw)
+            if isinstance(task, JobTask):
+                record_reads(self._cache, raw, task.job.folder or Path.cwd())
             keep(self._cache, raw["key"] or task.key, from_plain(raw), received["files"])
         finished(task, raw)
 

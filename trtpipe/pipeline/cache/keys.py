@@ -372,7 +372,7 @@ def with_reads(
     """
     if not job.callables:
         return survey.ingredients(job), Reads()
-    records = recall(cache, code_key(survey.ingredients(job)))
+    records = recall(cache, code_key(survey.ingredients(job)), job.folder or Path.cwd())
     found = [(survey.ingredients(job, reads), reads) for reads in records]
     unchanged = (f for f in found if f[0].parts == before)
     built = (f for f in found if len(found) > 1 and cache.get("built", f[0].key) is not None)

@@ -130,6 +130,12 @@ class Reads:
             tuple(sorted({*self.variables, *other.variables})),
         )
 
+    def alike(self, one: str, other: str) -> bool:
+        """Whether code that read this of a job in the folder `one` would of one in `other`: paths outside the folder,
+        which are absolute, are the same from both."""
+        outside = {i.path for i in self.items if os.path.isabs(i.path)}
+        return all(os.path.normpath(os.path.join(other, os.path.relpath(path, one))) == path for path in outside)
+
     def modules(self, folder: Path) -> tuple[str, ...]:
         """Absolute paths of the Python sources among the files: of modules that are imported by name, too."""
         files = (i.path for i in self.items if i.kind == "file" and i.path.endswith(".py"))
@@ -162,26 +168,32 @@ class Reads:
         return Reads(items, tuple(raw["notes"]), tuple(raw["variables"]))
 
 
-def recall(cache: Cache, key: str) -> tuple[Reads, ...]:
-    """What the code of a job with this key read, as far as the cache knows: when it last ran, then what differed in
-    earlier runs that came to their end, the latest first."""
-    return tuple(dict.fromkeys(_records(cache, key))) or (Reads(),)
+def recall(cache: Cache, key: str, folder: Path) -> tuple[Reads, ...]:
+    """What the code of a job with this key, in this folder, reads as far as the cache knows: when it last ran, then
+    what differed in earlier runs that came to their end, the latest first.
+
+    What it read elsewhere of outside its folder is no record for here: from here it may read another file by the same
+    words (`__file__`, the current folder). It is one where both are the same file.
+    """
+    here = os.path.abspath(folder)
+    fitting = (reads for where, reads in _records(cache, key) if reads.alike(where, here))
+    return tuple(dict.fromkeys(fitting)) or (Reads(),)
 
 
-def _records(cache: Cache, key: str) -> tuple[Reads, ...]:
-    """The last run's, then those of runs that came to their end."""
+def _records(cache: Cache, key: str) -> tuple[tuple[str, Reads], ...]:
+    """The last run's, then those of runs that came to their end, each with the job's folder."""
     entry = cache.get(_KIND, key)
     if entry is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            return tuple(map(Reads.from_plain, entry.facts["records"]))
+            return tuple((str(raw["folder"]), Reads.from_plain(raw)) for raw in entry.facts["records"])
     return ()
 
 
-def remember(cache: Cache, key: str, reads: Reads, *, ended: bool = False) -> None:
+def remember(cache: Cache, key: str, reads: Reads, folder: Path, *, ended: bool = False) -> None:
     """Store the reads for the next run; `ended` is whether the code ran to its end: they are then all that it read."""
-    last = _records(cache, key)[1:]
-    earlier = dict.fromkeys((reads, *last) if ended else last)
-    facts = {"records": [r.to_plain() for r in (reads, *earlier)][: 1 + _MOST]}
+    last, now = _records(cache, key)[1:], (os.path.abspath(folder), reads)
+    records = [now, *dict.fromkeys((now, *last) if ended else last)][: 1 + _MOST]
+    facts = {"records": [{"folder": where, **read.to_plain()} for where, read in records]}
     entry = cache.get(_KIND, key)
     if entry is None or dict(entry.facts) != facts:
         cache.discard(_KIND, key)
