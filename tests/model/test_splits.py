@@ -14,7 +14,7 @@ from torch import nn
 from trtpipe.errors import BuildError
 from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
-from trtpipe.model.export import export
+from trtpipe.model.export import _begins, export
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
@@ -84,6 +84,11 @@ def test_a_program_is_taken_apart_too() -> None:
     names = {n.target.__name__ for n in capture(loaded).graph.graph.nodes if n.op == "call_function"}
     assert not any("split" in name for name in names)
     assert any("slice" in name for name in names)
+
+
+@pytest.mark.parametrize(("between", "begins"), [("1 <= H <= 8", 3), ("3 <= H <= 8", None), ("2 <= H <= 8", 3)])
+def test_a_range_that_begins_where_a_guard_holds_is_not_told_to_begin_there(between: str, begins: int | None) -> None:
+    assert _begins("H", "(H + 1)//2 != 1", between) == begins
 
 
 def test_what_is_split_unevenly_is_left_to_pytorch() -> None:

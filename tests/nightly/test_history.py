@@ -295,6 +295,14 @@ def test_every_figure_says_by_how_much_it_is_worse_whether_it_is_judged_or_not(n
     assert any(c.regressed for c in found.values()) == (judged and name in {*LIMITS, "miou_drop"})
 
 
+def test_what_is_too_small_to_count_is_shown_as_what_it_is():
+    """920 bytes of 4394 are a fifth, and no regression."""
+    (found,) = [c for c in compare(outcome(size=5314), [outcome(size=4394)], LIMITS)[0] if c.metric == "size_bytes"]
+    assert (found.worse_by, found.regressed) == (pytest.approx(920 / 4394), False)
+    (found,) = [c for c in compare(outcome(size=9000), [outcome(size=4394)], LIMITS)[0] if c.metric == "size_bytes"]
+    assert (found.worse_by, found.regressed) == (pytest.approx(4606 / 4394), True)
+
+
 def test_a_slow_decline_is_caught_by_the_trend():
     """Each step is within the limit of 0.01; against the median of the past it is not."""
     past = [outcome(accuracy=a) for a in (0.885, 0.892, 0.9, 0.9, 0.9)]  # the latest first

@@ -13,6 +13,7 @@ import pytest
 from nights import fingerprints, night, outcomes
 from PIL import Image
 
+from calib.files import as_text
 from trtpipe.cli.main import main
 from trtpipe.errors import MissingError
 from trtpipe.pipeline.cache.remote import Store
@@ -71,8 +72,10 @@ def last_first_night(folder):
 def test_a_job_that_cannot_be_found_or_read_costs_itself_alone(world, here):
     (world / "jobs/loop.yaml").symlink_to("loop.yaml")
     (world / "jobs/long.yaml").symlink_to("x" * 300)
+    (world / "jobs" / os.fsdecode(b"caf\xe9.yaml")).write_text("name: z\n")  # no UTF-8
     report = here(expect=2)
-    assert outcomes(report) == {**dict.fromkeys(NAMES, "reused"), "loop.yaml": "error", "long.yaml": "error"}
+    broken = dict.fromkeys(("loop.yaml", "long.yaml", as_text(os.fsdecode(b"caf\xe9.yaml"))), "error")
+    assert outcomes(report) == {**dict.fromkeys(NAMES, "reused"), **broken}
     assert (
         result(report, "loop.yaml")["error"]
         == "jobs/loop.yaml: must be readable (got Too many levels of symbolic links)."

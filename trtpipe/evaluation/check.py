@@ -320,6 +320,8 @@ def _without_the_labels(data: CheckData) -> tuple[str, ...]:
     One where no output has scores of classes, and no metric of the job's judges by the labels either.
     """
     last = _last_label(data.labels)
+    if data.labels is not None and last < 0 and not data.judgement.judges:
+        return ("no accuracy was measured, as all labels are -1, unknown",)
     scores = _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed})
     if last >= 0 and not scores and not data.judgement.judges:
         return (

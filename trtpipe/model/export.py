@@ -210,7 +210,7 @@ _MOST_GUARDS = 2
 
 def _begins(name: str, guard: str, between: str) -> int | None:
     """The size from which on a guard `expression != 1` holds in a range like `32 <= W <= 64`; None where it is another
-    guard, or holds nowhere."""
+    guard, or holds nowhere or everywhere in it."""
     import sympy
 
     expression, _, one = guard.rpartition(" != ")
@@ -220,7 +220,9 @@ def _begins(name: str, guard: str, between: str) -> int | None:
     size = sympy.Symbol(name, integer=True)
     formula = sympy.sympify(expression, locals={name: size})
     held = [value for value in range(int(ends[1]), int(ends[2]) + 1) if formula.subs(size, value) != 1]
-    return held[0] if held and held == list(range(held[0], int(ends[2]) + 1)) else None
+    if not held or held[0] == int(ends[1]) or held != list(range(held[0], int(ends[2]) + 1)):
+        return None
+    return held[0]
 
 
 def _only_where(asked: str) -> str:

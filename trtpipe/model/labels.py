@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from calib.errors import CalibError
 from calib.files import open_regular, text_at_most
@@ -218,15 +218,16 @@ class _CocoImage(BaseModel):
     height: PositiveInt
 
 
-#: The width or height of a box, in pixels.
-_Extent = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+#: The left or upper end of a box, and its width or height, in pixels.
+_Place = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Extent = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
 
 
 class _CocoAnnotation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     image_id: int | str
-    bbox: tuple[FiniteFloat, FiniteFloat, _Extent, _Extent]
+    bbox: tuple[_Place, _Place, _Extent, _Extent]
     category_id: int
     iscrowd: bool = False
 

@@ -124,13 +124,13 @@ def compare(
         if (limit := _way(name, limits)) is None:
             comparisons.append(Comparison(name, output, before, trend, now, None, None, False, False))
             continue
-        worse, against = max(
-            (_worse(limit, earlier_one, now), what)
+        most = None if math.isinf(limit.worse_by) else limit.worse_by
+        bad, worse, against = max(
+            (most is not None and not worse <= most and _counts(limit, earlier_one, now), worse, what)
             for earlier_one, what in ((before, "the last green run"), (trend, "the trend"))
             if earlier_one is not None
+            for worse in [_worse(limit, earlier_one, now)]
         )
-        most = None if math.isinf(limit.worse_by) else limit.worse_by
-        bad = most is not None and not worse <= most
         comparisons.append(Comparison(name, output, before, trend, now, worse, most, limit.relative, bad))
         if bad:
             reference = before if against == "the last green run" else trend
@@ -166,17 +166,18 @@ def _pairs(outcome: JobOutcome) -> Iterator[tuple[tuple[str, str], float]]:
         yield ("build_s", ""), outcome.total_seconds
 
 
+def _counts(limit: Limit, before: float, now: float) -> bool:
+    """Whether two figures are so far apart that a relative difference is one."""
+    return not limit.relative or not abs(now - before) < limit.least
+
+
 def _worse(limit: Limit, before: float, now: float) -> float:
     """By how much; NaN is the worst there is."""
     if math.isnan(now):
         return math.inf
     difference = less(before, now) if limit.larger_is_better else less(now, before)
-    if not limit.relative:
+    if not limit.relative or difference == 0:
         return difference
-    if abs(difference) < limit.least:
-        return 0.0
-    if difference == 0:
-        return 0.0
     return share(difference, abs(before)) if before else math.inf
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from calib.files import as_text
 from calib.strictjson import loads
 from calib.types import JsonObject
 from trtpipe.bundle.manifest import SIGNATURE
@@ -268,7 +269,6 @@ class _Night:
         if record is None:
             return None
         target = self.options.out / planned.name
-
         if not _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
             was = self._standing_instead(planned, target)
             if explaining:
@@ -302,7 +302,8 @@ class _Night:
         return ingredients.reasons(past.parts) or (GONE if past.outcome.drift is None else UNKEPT,)
 
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
-        self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
+        name, where, said = map(as_text, (name, str(file), str(error)))  # a file's name may be any bytes
+        self.outcomes[name] = JobOutcome(name, where, "error", error.exit_code, said)
 
     def _build(self, todo: Sequence[Planned]) -> None:
         """Run what can be built; whatever has no outcome then was cancelled."""
