@@ -14,7 +14,7 @@ from torch import nn
 from trtpipe.errors import BuildError
 from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
-from trtpipe.model.export import _begins, export
+from trtpipe.model.export import _begins, example_inputs, export
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
@@ -32,6 +32,8 @@ WAYS: dict[str, Split] = {
     "torch.chunk": lambda y, a: torch.chunk(y, 2, 0),
     "chunk": lambda y, a: y.chunk(2),
     "chunk by name": lambda y, a: y.chunk(chunks=2, dim=0),
+    "torch.chunk by name": lambda y, a: torch.chunk(dim=-4, chunks=2, input=y),
+    "torch.split by name": lambda y, a: torch.split(split_size_or_sections=a.shape[0], tensor=y),
     "torch.split": lambda y, a: torch.split(y, a.shape[0], 0),
     "split": lambda y, a: y.split(a.shape[0]),
     "split by name": lambda y, a: y.split(split_size=a.shape[0], dim=0),
@@ -84,6 +86,22 @@ def test_a_program_is_taken_apart_too() -> None:
     names = {n.target.__name__ for n in capture(loaded).graph.graph.nodes if n.op == "call_function"}
     assert not any("split" in name for name in names)
     assert any("slice" in name for name in names)
+
+
+def test_a_name_has_one_size_in_every_input() -> None:
+    """The length of one input is the first dimension of another: their example had two sizes of it."""
+
+    class Product(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a @ b
+
+    length = {"L": DimRange(1, 5, 8)}
+    inputs = TensorSpec("a", "float32", ("N", "L"), {**N, **length}), TensorSpec("b", "float32", ("L", 3), length)
+    assert [tuple(x.shape) for x in example_inputs(inputs)] == [(2, 2), (2, 3)]
+    program = export(Product(), inputs).module()
+    for n, size in ((1, 1), (8, 5), (3, 8)):
+        a, b = torch.randn(n, size), torch.randn(size, 3)
+        torch.testing.assert_close(program(a, b), a @ b)
 
 
 @pytest.mark.parametrize(("between", "begins"), [("1 <= H <= 8", 3), ("3 <= H <= 8", None), ("2 <= H <= 8", 3)])

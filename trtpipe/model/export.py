@@ -22,19 +22,16 @@ if TYPE_CHECKING:
 
 
 def example_inputs(inputs: Sequence[TensorSpec], whole: int = 0, *, largest: bool = False) -> tuple[torch.Tensor, ...]:
-    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: the first is 2
-    where its range allows, so that export keeps it, others are at their opt, or at their `largest`."""
-
-    def extent(spec: TensorSpec, d: int | str) -> int:
-        return d if isinstance(d, int) else min(max(2, spec.dims[d].min), spec.dims[d].max)
-
-    def at(spec: TensorSpec) -> tuple[int, ...]:
-        batch, rest = spec.shape[:1], spec.shape[1:]
-        shape = [extent(spec, d) for d in batch]
-        sizes = {name: r.max if largest else r.opt for name, r in spec.dims.items()}
-        return (*shape, *(d if isinstance(d, int) else sizes[d] for d in rest))
-
-    return tuple(filled(at(s), s.dtype, whole) for s in inputs)
+    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: one that is the
+    first of an input is 2 where its range allows, so that export keeps it, others are at their opt, or at their
+    `largest`. A name has one size."""
+    first = {spec.shape[0] for spec in inputs if spec.shape}
+    sizes: dict[str, int] = {}
+    for spec in inputs:
+        for name, r in spec.dims.items():
+            sizes[name] = min(max(2, r.min), r.max) if name in first else r.max if largest else r.opt
+    shapes = [[d if isinstance(d, int) else sizes[d] for d in spec.shape] for spec in inputs]
+    return tuple(filled(shape, spec.dtype, whole) for shape, spec in zip(shapes, inputs, strict=True))
 
 
 def filled(shape: Sequence[int], dtype: str, whole: int) -> torch.Tensor:

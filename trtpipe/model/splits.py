@@ -15,6 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 _EQUAL = (torch.chunk, torch.Tensor.chunk, torch.tensor_split, torch.Tensor.tensor_split)
 _BY_SIZE = (torch.split, torch.Tensor.split)
+#: What these call their tensor and what it is split by.
+_NAMES = {
+    "input": "x", "tensor": "x", "self": "x", "chunks": "by", "split_size": "by", "split_size_or_sections": "by",
+    "indices_or_sections": "by", "sections": "by",
+}  # fmt: skip
 
 
 class InSlices(TorchFunctionMode):
@@ -24,25 +29,29 @@ class InSlices(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        named = kwargs or {}
         if func in _EQUAL or func in _BY_SIZE:
-            sizes, dim = _evenly(func in _EQUAL, *args, **(kwargs or {}))
-            if sizes:
-                return pieces(args[0], sizes, dim)
-        return func(*args, **(kwargs or {}))
+            given = dict(zip(("x", "by", "dim"), args, strict=False)) | {_NAMES.get(n, n): v for n, v in named.items()}
+            x, dim = given["x"], given.get("dim", 0)
+            if sizes := _evenly(x.shape[dim], given.get("by"), equal=func in _EQUAL):
+                return pieces(x, sizes, dim)
+        return func(*args, **named)
 
 
-def _evenly(equal: bool, *args: Any, dim: int = 0, **named: Any) -> tuple[list[Any], int]:
-    """The sizes of the pieces, and the dimension; no sizes where PyTorch's own function is to decide."""
-    x, by, *rest = (*args, *named.values())
-    dim = rest[0] if rest else dim
-    whole = x.shape[dim]
-    if not isinstance(whole, torch.SymInt) or isinstance(by, (tuple, list, torch.Tensor)):
-        return [], dim
+def _evenly(whole: int | torch.SymInt, by: object, *, equal: bool) -> list[Any]:
+    """The sizes of the pieces, of which there are `by` where they are `equal`, and which have that size otherwise; none
+    where PyTorch's own function is to decide."""
+    if (
+        not isinstance(whole, torch.SymInt)
+        or not isinstance(by, int | torch.SymInt)
+        or (isinstance(by, int) and by < 1)
+    ):
+        return []
     count = by if equal else (whole // by).node.hint
+    if not isinstance(count, int):
+        return []
     size = whole // count if equal else by
-    if not isinstance(count, int) or not statically_known_true(size * count == whole):
-        return [], dim
-    return [size] * count, dim
+    return [size] * count if statically_known_true(size * count == whole) else []
 
 
 def spell_out_splits(graph: torch.fx.GraphModule) -> None:

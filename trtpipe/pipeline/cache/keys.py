@@ -7,7 +7,6 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -373,12 +372,14 @@ def with_reads(
     if not job.callables:
         return survey.ingredients(job), Reads()
     records = recall(cache, code_key(survey.ingredients(job)), job.folder or Path.cwd())
-    found = [(survey.ingredients(job, reads), reads) for reads in records]
-    unchanged = (f for f in found if f[0].parts == before)
-    built = (f for f in found if len(found) > 1 and cache.get("built", f[0].key) is not None)
+    found = []
+    for reads in records:
+        found.append((survey.ingredients(job, reads), reads))
+        if found[-1][0].parts == before:
+            return found[-1]
     asked = {n for n in before if is_read(n)}
     nearest = min(found, key=lambda f: len(asked ^ {i.name for i in f[1].items}) if asked else 0)
-    return next(itertools.chain(unchanged, built), nearest)
+    return next((f for f in found if len(found) > 1 and cache.get("built", f[0].key) is not None), nearest)
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})
