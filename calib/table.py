@@ -154,14 +154,14 @@ class CalibrationTable:
         if other := ", ".join(names):
             raise CalibError(f"{where}: must belong to this job (got one for other {other}). Calibrate again.")
 
-    def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
-        """The table that `algorithm` would have given on the same data.
+    def recomputed(self, algorithm: str) -> CalibrationTable:
+        """The table that `algorithm` would have given on the same data, percentile at its default.
 
         Raises:
             CalibError: the table was read without its histograms.
         """
         table = make_table(
-            self._counted(), algorithm, percentile, self.digests, self.samples, self.recipe,
+            self._counted(), algorithm, PERCENTILE, self.digests, self.samples, self.recipe,
             self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
         )  # fmt: skip
         made = self.corrections

@@ -14,7 +14,7 @@ _METRICS = (
 _SECONDS = {"model": 0.8, "baseline": 1.2, "capture": 1.5, "calibrate": 2.1, "compile": 2.2, "check": 0.5}
 
 
-def _built(name: str, **changed: object) -> JobOutcome:
+def built(name: str, **changed: object) -> JobOutcome:
     values: dict[str, object] = {
         "name": name, "file": f"jobs/{name}.yaml", "outcome": "built", "reasons": ("weights changed",),
         "fingerprint": "ab" * 32, "bundle": f"out/{name}", "engine_sha256": "cd" * 32, "size_bytes": 1_380_852,
@@ -31,9 +31,9 @@ NIGHT = NightlyReport(
     began="2026-11-21T02:00:00Z",
     seconds=754.0,
     outcomes=(
-        _built("mobilenet-fp16"),
-        _built("vit-int8", outcome="reused", reasons=(), stages_reused=("calibrate", "compile", "check")),
-        _built(
+        built("mobilenet-fp16"),
+        built("vit-int8", outcome="reused", reasons=(), stages_reused=("calibrate", "compile", "check")),
+        built(
             "resnet50-int8-for-the-warehouse-cameras",
             exit_code=1,
             regressions=(REGRESSION,),
@@ -42,12 +42,12 @@ NIGHT = NightlyReport(
                 Comparison("size_bytes", "", 1_380_844.0, 1_380_844.0, 1_380_852.0, 5.8e-6, 0.05, True, False),
             ),
         ),
-        _built(
+        built(
             "bit-m-int8", exit_code=1, problems=("output logits holds NaN or infinity in what was executed",),
             metrics=(Metric("cosine", "logits", 0.71, 0.99, False),),
         ),
         JobOutcome("broken.yaml", "jobs/broken.yaml", "error", 2, "jobs/broken.yaml:3:1: modle: must be a key of a job (got 'modle'). Did you mean model?"),
-        _built("detector", drift=Drift(("aa" * 32, "bb" * 32, "aa" * 32), 0.002), attempts=("worker tcp://10.0.0.7 died; tried again",), where="orin-3"),
+        built("detector", drift=Drift(("aa" * 32, "bb" * 32, "aa" * 32), 0.002), attempts=("worker tcp://10.0.0.7 died; tried again",), where="orin-3"),
         JobOutcome("two-inputs", "jobs/two-inputs.yaml", "cancelled"),
     ),
     environment={"trtpipe": "0.1.0", "tensorrt_rtx": "1.7.1", "torch": "2.14.1"},

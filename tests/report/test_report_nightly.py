@@ -4,9 +4,10 @@ import dataclasses
 import re
 
 import night_sample as nights
+import pytest
 import report_sample as samples
 
-from trtpipe.nightly.outcome import Comparison, NightlyReport
+from trtpipe.nightly.outcome import Comparison, Drift, NightlyReport, drift_line
 from trtpipe.nightly.page import comparison_row, standing
 from trtpipe.nightly.page import render as render_nightly
 
@@ -17,7 +18,7 @@ def test_rows_are_in_the_order_of_need_and_a_regression_leads_the_page() -> None
     assert words == ["regression", "failed check", "error", "drift", "built", "reused", "cancelled"]
     assert page.index(nights.REGRESSION) < page.index("<h2>Jobs</h2>")
     assert page.count("<details") == 7 + 1  # and the packages
-    assert page.count('<details class="job" open') == 3
+    assert page.count('<details class="job" open') == 4
 
 
 def test_a_night_says_at_its_top_what_went_wrong_in_words() -> None:
@@ -27,6 +28,21 @@ def test_a_night_says_at_its_top_what_went_wrong_in_words() -> None:
     assert badges == ["1 regression", "1 failed check", "1 error", "1 drift", "1 cancelled", "interrupted"]
     assert "exit code" not in top
     assert f"<dt>Exit code</dt><dd>{nights.NIGHT.exit_code}</dd>" in page
+
+
+@pytest.mark.parametrize(
+    ("drift", "state", "word", "code"),
+    [
+        (Drift(("aa", "bb"), 0.0), "good", "built", 0),  # a builder that times kernels chooses among equal ones
+        (Drift(("aa", "bb"), None), "good", "built", 0),
+        (Drift(("aa", "bb"), 1e-7), "bad", "drift", 1),
+        (Drift(("aa", "aa"), 1e-7), "bad", "drift", 1),
+    ],
+)
+def test_drift_is_of_outputs_in_the_row_and_the_exit_code(drift: Drift, state: str, word: str, code: int) -> None:
+    night = NightlyReport(1, nights.NIGHT.began, 1.0, (nights.built("detector", drift=drift),))
+    assert standing(night.outcomes[0]) == (state, word, drift_line(drift))
+    assert night.exit_code == code
 
 
 def test_a_jobs_report_is_linked_without_opening_its_row() -> None:

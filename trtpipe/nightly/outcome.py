@@ -56,7 +56,7 @@ class Drift:
 
     @property
     def distinct(self) -> int:
-        """How many different engines came out; 1 is no drift."""
+        """How many different engines came out."""
         return len(set(self.engines))
 
     @property

@@ -58,7 +58,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class JobRow:
-    """One job as it is shown; `state` is one of good, bad, warn and plain."""
+    """One job as it is shown; `state` is one of good, bad and plain."""
 
     job: JobOutcome
     state: str
@@ -97,7 +97,7 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
         troubles=[(word, n) for word in TROUBLES if (n := sum(r.word == word for r in rows))],
         packages=packages(report.environment),
         open_rows=OPEN_ROWS,
-        attention=sum(r.state in ("bad", "warn") for r in rows),
+        attention=sum(r.state == "bad" for r in rows),
         counts=[(word, n) for word, n in counts if n or word in THERE],
         duration=duration(report.seconds),
     )
@@ -137,13 +137,13 @@ def standing(o: JobOutcome) -> tuple[str, str, str]:
         return "bad", "failed check", "; ".join([*missed, *o.problems]) or first_line(o.error)
     if o.outcome == "error":
         return "bad", "error", first_line(o.error)
-    if o.drift is not None and o.drift.distinct > 1:
-        return "warn", "drift", drift_line(o.drift)
+    if o.drift is not None and o.drift.outputs_differ:
+        return "bad", "drift", drift_line(o.drift)
     if o.outcome == "cancelled":
         return "plain", "cancelled", "not begun, or stopped"
     if o.outcome == "reused":
         return "good", "reused", "nothing changed"
-    return "good", "built", "; ".join(o.reasons)
+    return "good", "built", "; ".join(o.reasons) if o.drift is None else drift_line(o.drift)
 
 
 def comparison_row(c: Comparison) -> ComparisonRow:

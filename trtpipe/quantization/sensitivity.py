@@ -239,11 +239,11 @@ def _measured(
 
 
 class _Clock:
-    """The time that is left; at least `least` modules are measured whatever it says."""
+    """The time that is left; at least `LEAST` modules are measured whatever it says."""
 
-    def __init__(self, seconds: float | None, least: int = LEAST) -> None:
+    def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.perf_counter() + seconds
-        self._least, self.measured = least, 0
+        self.measured = 0
 
     @property
     def left(self) -> float:
@@ -253,7 +253,7 @@ class _Clock:
     @property
     def over(self) -> bool:
         """Whether to stop."""
-        return self.left <= 0 and self.measured >= self._least
+        return self.left <= 0 and self.measured >= LEAST
 
 
 def _first_look(

@@ -51,7 +51,6 @@ class OrtRunner:
             so). False is a session with ONNX Runtime's default settings, as anybody opens one: what its optimizer
             makes of a quantized graph can be something else (`executor.open_graph` finds out).
         optimization: less than the default.
-        threads: for one operator; 0: ONNX Runtime's own choice.
 
     Raises:
         MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and ONNX Runtime refuses the
@@ -65,7 +64,6 @@ class OrtRunner:
         *,
         as_written: bool = False,
         optimization: Optimization = "all",
-        threads: int = 0,
     ) -> None:
         try:
             import onnxruntime
@@ -90,7 +88,6 @@ class OrtRunner:
             _require_optimizable(model if isinstance(model, bytes) else read_regular(Path(model)), optimization)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it refuses is raised below
-        options.intra_op_num_threads = threads
         # Its threads would spin on after a run, on the cores that torch, or the next model, needs.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # In the file's order: by itself it dequantizes every weight before it begins, and holds them all.

@@ -192,6 +192,13 @@ def parse_version(text: str) -> tuple[int, ...]:
     return numbers + (0,) * (3 - len(numbers)) if numbers else ()
 
 
+def same_release(one: str, other: str) -> bool:
+    """Whether versions agree in all numbers that both give: a plan names its build, `__version__` of some does not."""
+    a, b = parse_version(one), parse_version(other)
+    common = min(len(a), len(b))
+    return common >= 3 and a[:common] == b[:common]
+
+
 #: Flavour to (distribution, version).
 Installed = Mapping[FlavourName, tuple[str, str]]
 

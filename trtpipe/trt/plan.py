@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.trt.flavour import FlavourName, parse_version
+from trtpipe.trt.flavour import FlavourName, parse_version, same_release
 from trtpipe.trt.platforms import OLDEST_PORTABLE, takes_portable
 
 HEADER_BYTES = 33
@@ -92,11 +92,6 @@ def of_another_library(wanted: str, got: str) -> BuildError:
         f"engine: the plan's header must say {wanted} (got {got}). "
         "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
     )
-
-
-def same_release(one: str, other: str) -> bool:
-    """Whether two versions are of one release of TensorRT: a plan names its build, `__version__` of some does not."""
-    return parse_version(one)[:3] == parse_version(other)[:3]
 
 
 def require_fit(header: PlanHeader, name: str, version: str, compute_capability: str) -> None:

@@ -233,7 +233,7 @@ class EngineRunner:
         load_plugins(tensorrt, self._plugins, self._watch)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
-        another = built_by and not plan.same_release(built_by, tensorrt.version)
+        another = built_by and not flavour.same_release(built_by, tensorrt.version)
         if self._without_lean_runtime and tensorrt.name == "tensorrt" and another:
             runtime = self._load_lean(runtime, built_by)
         if tensorrt.has("engine_validity"):

@@ -123,10 +123,9 @@ class Machine:
     gpu: str
 
 
-def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine:
-    """The machine that this runs on; the CUDA driver is asked when it is not given."""
-    if driver is None:
-        driver = cuda.probe()
+def this_machine(digests: Digests) -> Machine:
+    """The machine that this runs on; its CUDA driver is asked."""
+    driver = cuda.probe()
     names = (*DECIDING, *_OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
     gpu = driver.devices[0] if driver.devices else None
     return Machine(
