@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from trtpipe.model.export import export
 from trtpipe.model.nodes import (
     add_constant,
     bias_of,
+    calls,
     constant_value,
     copied,
     drop_unread_constants,
@@ -131,10 +132,14 @@ class Prepared:
 def prepare(
     captured: Captured, keep: Callable[[Node], bool] = lambda node: False, types: ScaleTypes = _FLOAT32
 ) -> Prepared:
-    """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
+    """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8.
+
+    Of corrected INT8 weights it holds the shapes alone, until `place_qdq`.
+    """
     sites = kept_sites(captured.sites, keep)
     graph = copied(captured.graph)
-    write_int8(graph, {s.consumer.name: captured.int8[s.consumer.name] for s in sites if _corrected(captured, s)})
+    names = [s.consumer.name for s in sites if s.axis is not None]
+    write_int8(graph, {n: captured.int8[n] for n in names if n in captured.int8})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = prepare_pt2e(graph, TensorRTQuantizer(sites, types))
@@ -146,23 +151,21 @@ def prepare(
     return Prepared(graph, observers, sites, captured.skipped, captured.int8, types)
 
 
-def _corrected(captured: Captured, site: Site) -> bool:
-    return site.axis is not None and site.consumer.name in captured.int8
-
-
 def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
-    """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy.
+    """Give operations of a graph, by name, their corrected biases and room for their INT8 weights, which are zeros in
+    no memory until `write_levels`: in float they would take four times what they take. The graph must be a copy.
 
     A weight that others read too, like the table of an embedding, stays for them as it is.
     """
     for node in [n for n in graph.graph.nodes if n.name in weights]:
         one, weight, bias = weights[node.name], node.args[1], bias_of(node)
-        if (read := on_grid(one)) is not None:
+        if one.stored is not None:
+            room = torch.zeros(()).expand(one.stored.shape)
             alike = [n for n in graph.graph.find_nodes(op="get_attr") if n.target == weight.target]
             if {reader for n in alike for reader in n.users} == {node}:
-                set_constant(graph, weight, read)
+                set_constant(graph, weight, room)
             else:
-                own = add_constant(graph, f"{node.name}_int8_weight", read, node)
+                own = add_constant(graph, f"{node.name}_int8_weight", room, node)
                 node.args = (node.args[0], own, *node.args[2:])
         if one.bias is not None:
             new = add_constant(graph, f"{node.name}_int8_bias", one.bias, node)
@@ -189,7 +192,26 @@ def place_qdq(prepared: Prepared, amax: Mapping[str, float]) -> tuple[GraphModul
             _observe_weight(prepared.graph, site, prepared.int8.get(site.consumer.name), inputs.get(site.consumer.name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return convert_pt2e(prepared.graph), scales
+        graph = convert_pt2e(prepared.graph)
+    axes = {s.consumer.name: s.axis for s in prepared.sites if s.axis is not None}
+    write_levels(graph, axes, {n: prepared.int8[n] for n in axes if n in prepared.int8})
+    return graph, scales
+
+
+def write_levels(graph: GraphModule, axes: Mapping[str, int], weights: Mapping[str, Int8Weight]) -> None:
+    """Put corrected weights into the room that `write_int8` made for them, in a converted graph.
+
+    Args:
+        graph: with Q/DQ; it is changed.
+        axes: by the name of an operation, the axis of its weight's output channels.
+        weights: by the same names.
+    """
+    to_int8 = torch.ops.quantized_decomposed.quantize_per_channel
+    for node in [n for n in calls(graph.graph) if n.name in weights]:
+        if (read := on_grid(weights[node.name])) is not None:
+            levels, *given = cast("Node", node.args[1]).all_input_nodes
+            scales, zeros = (constant_value(graph, n) for n in given)
+            set_constant(graph, levels, to_int8(read, scales, zeros, axes[node.name], *INT8_RANGE, torch.int8))
 
 
 def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None, input_scale: float | None) -> None:
