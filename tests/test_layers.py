@@ -27,7 +27,9 @@ ONLY = {
     "torch2trt": ("trtpipe/routes/torch2trt/",),
     "click": ("trtpipe/cli/",),
     "rich": ("trtpipe/cli/console.py",),
-    "pickle": (),
+    **dict.fromkeys(("pickle", "_pickle", "cloudpickle", "dill", "joblib", "multiprocessing.reduction"), ()),
+    "torch.serialization": (),
+    "pydoc": (),  # its `locate` imports
     "marshal": (),
     "shelve": (),
     "trtpipe.examples": ("trtpipe/examples/",),
@@ -266,6 +268,10 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree)
         "SourceFileLoader('steps', path).load_module()",
         "spec.loader.exec_module(module)",
         "sys.modules['trtpipe.' + name]",
+        "sys.modules[f'trtpipe.{name}']",
+        "sys.modules['trtpipe.%s' % name]",
+        "sys.modules['trtpipe.{}.flavour'.format(room)]",
+        "sys.modules['.'.join(('trtpipe', room, 'flavour'))]",
     ],
 )
 def test_a_planted_import_by_a_name_made_at_run_time_is_found(line: str, tree: Tree) -> None:

@@ -235,6 +235,22 @@ def test_what_became_worse_than_it_may_is_a_line(now, line):
     assert compare(now, [outcome()], LIMITS)[1] == (line,)
 
 
+def test_what_a_network_answers_comes_before_what_it_takes():
+    """A job's own metrics stood below size and time, though they are what it is for."""
+    names = [n for n in (*LIMITS, "max_abs", "top5_drop") if n not in ("size_bytes", "build_s")]
+    before = outcome(metrics=tuple(Metric(n, "y", 100.0) for n in reversed(names)))
+    larger_is_better = {n for n, limit in LIMITS.items() if limit.larger_is_better}
+    metrics = tuple(Metric(n, "y", 10.0 if n in larger_is_better else 1000.0) for n in names)
+    now = outcome(metrics=metrics, size=9_000_000, seconds=900.0, exit_code=1)
+    first, *lines = compare(now, [before], LIMITS)[1]
+    assert first == "passed its check and now fails it"
+    figures = [line.partition(" ")[0] for line in lines]
+    assert figures == [
+        "accuracy_engine", "accuracy_baseline", "top1_agreement", "cosine", "sqnr_db", "top5_drop",
+        "size_bytes", "latency_ms", "build_s",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "now",
     [

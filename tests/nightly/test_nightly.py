@@ -196,14 +196,16 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     engine.write_bytes(data)
     shutil.rmtree(world / "out/m-w0-fp32")
     (world / "out/m-w0-int8/report.html").unlink()
+    (world / "out/m-w1-fp32/manifest.sig").write_bytes(b"no signature")  # no reader takes it
+    (world / "out/m-w1-int8/manifest.sig").symlink_to("model.onnx")
     report = here()
     assert set(outcomes(report).values()) == {"reused"}
     was = {"m-w0-fp32": "was missing"}
     assert sorted(report["notes"]) == [
         f"{name}: its bundle in out {was.get(name, 'was not the one that was built')}, and was put back from the cache"
-        for name in ("m-w0-fp32", "m-w0-int8", "rtx")
+        for name in NAMES
     ]
-    for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
+    for name in NAMES:
         nights.check_bundle(world / f"out/{name}")
 
 
@@ -217,6 +219,8 @@ def test_files_of_others_in_a_bundle_are_an_error_of_its_job(world, here):
         "must hold only the bundle's files to be replaced (got 'extra' too, which would be deleted)" in found["error"]
     )
     assert extra.exists()
+    asked = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain")
+    assert "m-w0-int8: error, exit code 2" in nights.run(*asked, cwd=world, expect=2).splitlines()
     extra.unlink()
     assert set(outcomes(here()).values()) == {"reused"}
 

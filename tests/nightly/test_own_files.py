@@ -36,3 +36,17 @@ def test_inputs_that_come_back_are_said_to_be_those_of_an_earlier_night(tmp_path
     report = nights.night(tmp_path)
     assert nights.outcomes(report) == {"j": "reused"}
     assert report["notes"] == ["j: its bundle in out was built of other inputs, and was put back from the cache"]
+
+
+def test_what_the_code_reads_beside_the_bundles_is_watched(tmp_path: Path) -> None:
+    """A teacher's scales, or the data of another bundle: in the folder that the night writes to, and no file of its."""
+    jobs = nights.make_world(tmp_path / "jobs")
+    read = tmp_path / "out" / "other" / "v"
+    source = f"from net import net\ndef make():\n    open({str(read)!r}).read()\n    return net()\n"
+    (jobs / "scaled.py").write_text(source)
+    path = nights.write_job(jobs, "j", "build: {target: onnxruntime}\n")
+    path.write_text(path.read_text().replace("net:net", "scaled:make"))
+    read.parent.mkdir(parents=True)
+    for content, outcome in (("1", "built"), ("1", "reused"), ("2", "built"), ("2", "reused")):
+        read.write_text(content)
+        assert nights.outcomes(nights.night(tmp_path)) == {"j": outcome}

@@ -655,7 +655,7 @@ def test_a_file_that_is_made_by_opening_it_was_not_read(tmp_path):
         ("/dev/shm/w.pt", True), ("/run/media/me/disk/net.py", True), ("/run/user/1000/w.pt", True),
         ("/home/me/v/lib/python3.11/site-packages/timm/net.py", False), ("/x/dist-packages/net.py", False),
         ("/dev/urandom", False), ("/run/lock/x", False), ("/proc/self/maps", False), ("/etc/hosts", False),
-        ("/dev/shmoo", False), ("/opt/lib/tool-1.0.dist-info/entry_points.txt", False), ("/opt/t.egg-info", False),
+        ("/dev/shmoo", False), ("/opt/lib/tool-1.0.dist-info/entry_points.txt", True), ("/opt/t.egg-info", True),
         ("/home/me/dist-info/w.pt", True), ("/home/me/a.dist-information", True),
     ],
 )  # fmt: skip
@@ -663,6 +663,22 @@ def test_whose_a_path_is(path, own):
     """RAM disks, and the drives that a desktop mounts, hold users' checkpoints."""
     assert is_own(path) is own
     assert (path_of(path) is not None) is own
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_metadata_is_a_packages_where_something_was_installed(tmp_path, installed):
+    """Any code that asks for entry points reads those of all packages; a folder with such a name may be the user's."""
+    folder = tmp_path / "tool-1.0.dist-info"
+    folder.mkdir()
+    (folder / "entry_points.txt").write_text("[models]\nnet = net:net\n")
+    if installed:
+        (folder / "RECORD").touch()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        (folder / "entry_points.txt").read_text()
+    read = [i.path for i in recorder.reads.items if i.kind == "file"]
+    assert read == ([] if installed else ["tool-1.0.dist-info/entry_points.txt"])
+    recorder.close()
 
 
 def test_a_record_that_cannot_be_written_is_told_of_and_no_file_that_the_code_reads(tmp_path):

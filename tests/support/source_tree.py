@@ -244,9 +244,19 @@ def used(node: ast.AST) -> set[str]:
 
 
 def is_begun(node: ast.AST) -> bool:
-    """Whether an expression puts a name behind one of our packages': `"trtpipe." + name`."""
-    begun = isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant) and node.left.value
-    return begun in ("trtpipe.", "calib.")
+    """Whether an expression puts a name behind one of our packages', in any of the ways that text is put together."""
+    parts: list[ast.AST] = []
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod):
+        parts = [node.left]
+    elif isinstance(node, ast.JoinedStr):
+        parts = node.values[:1] if len(node.values) > 1 else []
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in ("format", "format_map"):
+            parts = [node.func.value]
+        elif node.func.attr == "join":
+            parts = [e for a in node.args if isinstance(a, ast.Tuple | ast.List) for e in a.elts[:1]]
+    begun = [p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+    return any(re.match(r"(trtpipe|calib)(\.|$)", text) for text in begun)
 
 
 @functools.cache

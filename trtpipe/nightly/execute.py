@@ -7,16 +7,20 @@ import dataclasses
 import hashlib
 import importlib
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from calib.strictjson import loads
 from calib.types import JsonObject
-from trtpipe.bundle.format import place, require_place
+from trtpipe.bundle.format import SIGNATURE_BYTES, place, require_place
+from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import BUG, Cancelled, InputError, user_error
 from trtpipe.nightly.drift import repeat
+from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
     BuildTask,
@@ -151,7 +155,8 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
             raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
         if (kept := _kept(task, cache, ingredients.key)) is not None:
             return kept, {"code": code, **reads.to_plain()}
-        recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
+        out = Path(task.out)
+        recorder = Recorder(job.folder, _known(job, survey, cache.root, out / task.name, out / LOGS))
         path = tuple(sys.path)
 
         def now(*, ended: bool = False) -> tuple[Ingredients, Reads]:
@@ -212,6 +217,30 @@ def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]
     cache.put("bundle", key, {}, files)
     facts = plain(outcome) | {"manifest_sha256": hashlib.sha256(files[MANIFEST]).hexdigest()}
     cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
+
+
+def is_whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
+    """Whether a bundle is, to the byte, the one recorded, and its signature one that is read.
+
+    Args:
+        bundle: its directory.
+        manifest_sha256: of the manifest that was recorded, in hex.
+        digests: of files; those that `stat` says are unchanged are not read.
+    """
+    try:
+        if digests.file(bundle / MANIFEST) != manifest_sha256:
+            return False
+        manifest: Any = loads((bundle / MANIFEST).read_bytes())
+        listed = manifest["files"]
+        present = set(os.listdir(bundle)) - {MANIFEST}
+        if SIGNATURE in present:
+            there = os.lstat(bundle / SIGNATURE)
+            if not stat.S_ISREG(there.st_mode) or there.st_size != SIGNATURE_BYTES:
+                return False
+        listed_here = present - {SIGNATURE} == set(listed)
+        return listed_here and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def put_back(cache: Cache, key: str, target: Path) -> bool:

@@ -109,9 +109,8 @@ def compare(
     """
     if not greens or outcome.outcome not in THERE:
         return (), ()
-    lines = []
-    if outcome.exit_code == FAILED:
-        lines.append("passed its check and now fails it")
+    failed = ("passed its check and now fails it",) if outcome.exit_code == FAILED else ()
+    worse_ones: list[tuple[str, str]] = []
     since = next((i for i, green in enumerate(greens, 1) if green.accepted), len(greens))
     past = [_figures(g) for g in greens[:since]]
     comparisons = []
@@ -134,11 +133,11 @@ def compare(
         comparisons.append(Comparison(name, output, before, trend, now, worse, most, limit.relative, bad))
         if bad:
             reference = before if against == "the last green run" else trend
-            lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
+            worse_ones.append((name, _line(name, output, float(reference or 0.0), now, worse, limit, against)))
     judged = {k for k in past[0] if limit_of(k[0], limits) and k[0] not in ("build_s", "latency_ms")}
     missing = judged - set(_figures(outcome))
-    lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
-    return tuple(comparisons), tuple(sorted(lines, key=_importance))
+    worse_ones += [(n, f"{n} of {o or 'the engine'} was measured and no longer is") for n, o in sorted(missing)]
+    return tuple(comparisons), (*failed, *(line for _, line in sorted(worse_ones, key=_importance)))
 
 
 def declared_normal(outcome: JobOutcome, lines: tuple[str, ...]) -> tuple[JobOutcome, tuple[str, ...]]:
@@ -190,7 +189,9 @@ def _line(name: str, output: str, before: float, now: float, worse: float, limit
     return f"{name}{of} {figures} (limit {exact(most)}{unit})"
 
 
-def _importance(line: str) -> tuple[int, str]:
-    """Accuracy before size, size before time."""
-    order = ("passed its check", "accuracy_engine", "accuracy_baseline", "top1", "cosine", "sqnr", "size", "latency")
-    return next((i for i, word in enumerate(order) if line.startswith(word)), len(order)), line
+def _importance(figure: tuple[str, str]) -> tuple[bool, int, str]:
+    """Of a figure's name and its line: outputs before size, size before time, as `LIMITS` has them; a job's own metrics
+    are about outputs too."""
+    name, line = figure
+    order = list(LIMITS)
+    return name in LIMITS and name not in BEST, order.index(name) if name in LIMITS else len(order), line

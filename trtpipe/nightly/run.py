@@ -11,17 +11,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from calib.files import as_text
-from calib.strictjson import loads
 from calib.types import JsonObject
-from trtpipe.bundle.manifest import SIGNATURE
+from trtpipe.bundle.format import require_place
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP_SUFFIX
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, read_jobs, same_name
-from trtpipe.nightly.execute import put_back
+from trtpipe.nightly.execute import is_whole, put_back
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
@@ -37,7 +35,6 @@ from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
-from trtpipe.values import MANIFEST
 
 FIRST, FORCED = "first build", "--force"
 
@@ -94,18 +91,16 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
 
 def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], tuple[JobOutcome, ...]]:
     """Every job's name with what would be built and why; empty reasons where the bundle would be reused. After them the
-    outcomes of those that cannot be planned: errors, as of a night."""
+    outcomes of those that cannot be planned, or whose bundle has no place: errors, as of a night."""
     cache = Cache(options.cache, _store(options))
     with (
         History(options.history) as history,
         Digests(cache.digests_path) as digests,
         _Night(options, Unwatched(), cache, history, None, digests, []) as night,
     ):
-        planned = night.plan()
-        explained = tuple(
-            (p.name, () if not options.force and night.standing(p, explaining=True) else p.reasons) for p in planned
-        )
-        return explained, tuple(night.outcomes.values())
+        found = [(p, night.found(p, explaining=True)) for p in night.plan()]
+        errors = tuple(night.outcomes.values())
+        return tuple((p.name, () if o else p.reasons) for p, o in found if o not in errors), errors
 
 
 class _Night:
@@ -166,13 +161,7 @@ class _Night:
             self._planned[p.name] = p
             before = earlier.get(p.name)
             done = before is not None and (before.outcome.key, before.outcome.outcome) == (p.ingredients.key, "built")
-            try:
-                outcome = self._without_a_build(p, before.outcome if before is not None and done else None)
-            except (TrtpipeError, OSError) as error:
-                if (refused := user_error(error)) is None:
-                    raise
-                self._broken(p.name, p.file, refused)
-                outcome = self.outcomes[p.name]
+            outcome = self.found(p, before.outcome if before is not None and done else None)
             if outcome is None:
                 todo.append(p)
                 continue
@@ -251,25 +240,33 @@ class _Night:
         self._surveys.append((machine, survey))
         return survey
 
-    def _without_a_build(self, planned: Planned, done: JobOutcome | None) -> JobOutcome | None:
-        """The outcome of a job with nothing to build: `done`, as it was when this run was stopped, or what stands."""
+    def found(self, planned: Planned, done: JobOutcome | None = None, *, explaining: bool = False) -> JobOutcome | None:
+        """The outcome of a job with nothing to build: `done`, as it was when this run was stopped, what stands, or the
+        error where something is in the bundle's place; with `explaining` nothing is put there."""
         if self.options.repeat or (self.options.force and done is None):
             return done
-        standing = self.standing(planned)
+        try:
+            standing = self._standing(planned, explaining)
+        except (TrtpipeError, OSError) as error:
+            if (refused := user_error(error)) is None:
+                raise
+            self._broken(planned.name, planned.file, refused)
+            return self.outcomes[planned.name]
         return None if standing is None else done or standing
 
-    def standing(self, planned: Planned, *, explaining: bool = False) -> JobOutcome | None:
+    def _standing(self, planned: Planned, explaining: bool) -> JobOutcome | None:
         """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there.
 
         Raises:
             InputError, OSError: something stands in its way there.
         """
-        key = planned.ingredients.key
+        key, target = planned.ingredients.key, self.options.out / planned.name
         record = self.cache.get("built", key)
+        if explaining:
+            require_place(target)
         if record is None:
             return None
-        target = self.options.out / planned.name
-        if not _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+        if not is_whole(target, str(record.facts.get("manifest_sha256")), self.digests):
             was = self._standing_instead(planned, target)
             if explaining:
                 if self.cache.get("bundle", key) is None:
@@ -287,7 +284,7 @@ class _Night:
             return "was missing"
         past = self._latest.get(planned.name)
         record = None if past is None else self.cache.get("built", past.outcome.key)
-        if record is not None and _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+        if record is not None and is_whole(target, str(record.facts.get("manifest_sha256")), self.digests):
             return "was built of other inputs"
         return "was not the one that was built"
 
@@ -377,19 +374,6 @@ def _begin(history: History, options: Options, say: Callable[[str], None]) -> tu
     resuming = options.resuming(arguments)
     history.reopen(run)
     return run, True, resuming
-
-
-def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
-    """Whether a bundle is, to the byte, the one recorded; files that `stat` says are unchanged are not read."""
-    try:
-        if digests.file(bundle / MANIFEST) != manifest_sha256:
-            return False
-        manifest: Any = loads((bundle / MANIFEST).read_bytes())
-        listed = manifest["files"]
-        present = set(os.listdir(bundle)) - {MANIFEST, SIGNATURE}
-        return present == set(listed) and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
 
 
 def _local(options: Options) -> TaskExecutor:
