@@ -105,6 +105,11 @@ def test_what_was_opened_for_a_mode_is_closed_once_it_fails_or_all_are_timed():
     assert log == ["broken", "other", f"one, timed {2 * (5 + rounds)}"]
 
 
+def test_without_a_mode_that_runs_there_is_no_round():
+    clock = Clock()
+    assert clock.measure([])[1] == 0
+
+
 def test_rounds_end_after_the_seconds_but_not_before_ten():
     clock = Clock()
     assert clock.measure([clock.mode("a", 1000.0)], rounds=50, seconds=3.0)[1] == 10

@@ -258,8 +258,10 @@ NOT_COCO = [
     ("annotations", {"bbox": ["0", 0, 1, 1]}, "annotations.0.bbox.0: Input should be a valid number"),
     ("annotations", {"bbox": [0, True, 1, 1]}, "annotations.0.bbox.1: Input should be a valid number"),
     ("annotations", {"category_id": None}, "annotations.0.category_id: Field required"),
-    ("annotations", {"category_id": 1.5},
-     "annotations.0.category_id: Input should be a valid integer, got a number with a fractional part"),
+    ("annotations", {"category_id": 1.5}, "annotations.0.category_id: Input should be a valid integer"),
+    ("annotations", {"category_id": True}, "annotations.0.category_id: Input should be a valid integer"),
+    ("annotations", {"category_id": 2**63},
+     "annotations.0.category_id: Input should be less than or equal to 9223372036854775807"),
     ("annotations", 4, "annotations: Input should be a valid tuple"),
 ]  # fmt: skip
 
@@ -298,6 +300,9 @@ NOT_COCO = [
          "must hold numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
         ("a.csv", b"b.jpg,1\ncat/a.png,1,2\n",
          "must hold as many numbers for each sample, 2 (got '1' for b.jpg). Fill the line."),
+        *(("a.csv", f"b.jpg,1\ncat/a.png,{number}\n".encode(),
+           f"must hold whole numbers within int64 (got {number} for cat/a.png). Number classes from 0.")
+          for number in (2**63, -(2**63) - 1, 10**300)),
         ("a.csv", b"b.jpg;1\ncat/a.png;2\n",
          "must be a file of comma-separated values (got ';' between them). Save it with commas."),
         ("a.csv", b"b.jpg,1\n\xff,2\n", "must be a readable file of comma-separated values (got "),
@@ -322,6 +327,15 @@ def test_what_is_refused(tmp_path: Path, name: str, content: Any, message: str) 
     text = str(caught.value)
     assert text.startswith("check.labels: ")
     assert (text if message.startswith("/") else text.partition(f"{name}: ")[2]).find(message) >= 0
+
+
+def test_whole_numbers_are_what_the_file_says(tmp_path: Path) -> None:
+    """Read as float64, ids over 2**53 were others."""
+    numbers = [2**63 - 1, -(2**63)]
+    (tmp_path / "a.csv").write_text("".join(f"{name},{n}\n" for name, n in zip(IDS, numbers, strict=True)))
+    labels = labels_of(str(tmp_path / "a.csv"), IDS, None)
+    assert isinstance(labels, np.ndarray)
+    assert (labels.tolist(), labels.dtype) == (numbers, np.int64)
 
 
 def test_rows_that_are_too_few(tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ def test_a_graph_that_is_not_the_model_ends_the_build_at_its_own_size() -> None:
         "capture: the graph answers otherwise than the model for x [4, 8, 8, 8], samples "
     )
     assert str(caught.value).endswith(
-        "other values in output y). No job can mend that: it is a fault of trtpipe or of torch.export. Report it with "
-        "the model."
+        "other values in output y). No job can mend that: either the model computes something else where it is "
+        "exported (by torch.compiler.is_exporting or its like), or it is a fault of trtpipe or of torch.export. Report "
+        "it with the model."
     )
     require_same(fixed, captured, {"x": x[:3]})  # of a size that the job does not declare
     assert isinstance(captured, Captured)

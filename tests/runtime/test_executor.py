@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
 import numpy as np
+import onnx
 import pytest
 import shipping
 import torch
@@ -27,7 +29,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, InputError
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime import executor
-from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
 from trtpipe.runtime.session import open_model
 from trtpipe.values import GOLDEN, CheckReport, Control, DimRange, Metric, TensorSpec
 
@@ -220,7 +222,7 @@ def test_no_fault_of_an_optimizer_reaches_a_user(fault: str, tmp_path: Path, mon
 
 
 def test_a_graph_that_the_optimizer_refuses_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(model: bytes, *, as_written: bool = False) -> OrtRunner:
+    def refusing(model: bytes, *, as_written: bool, optimization: Optimization) -> OrtRunner:
         if not as_written:
             raise BuildError("no kernel for the fused node")
         return OrtRunner(model, as_written=True)
@@ -333,7 +335,7 @@ def test_the_reason_is_of_the_level_above_the_one_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"all": "refused", "extended": "far off", "basic": "", "none": ""}
-    monkeypatch.setattr(executor, "OrtRunner", lambda model, optimization: nullcontext(optimization))
+    monkeypatch.setattr(executor, "graph_runner", lambda bundle, *, optimization: nullcontext(optimization))
     monkeypatch.setattr(executor, "deviation", lambda runner, *_: found[runner])
     level, notes = executor.serving_optimization(shipping.bundle(tmp_path / "c"))
     assert (level, notes) == ("basic", ("graph optimizations are limited to 'basic': with more, far off.",))
@@ -360,7 +362,58 @@ def test_a_bundle_without_a_graph_is_not_run_as_one(tmp_path: Path) -> None:
     files = {n: f for n, f in bundle.manifest.files.items() if n != "model.onnx"}
     bare = replace(bundle, manifest=bundle.manifest.model_copy(update={"files": files}))
     with pytest.raises(InputError) as caught:
-        executor.read_graph(bare)
+        executor.graph_runner(bare)
     assert str(caught.value) == (
         f"{bundle.path}: must hold model.onnx to be run as a graph (it does not). Run it on its GPU."
     )
+
+
+def with_other_name(graph: onnx.GraphProto, kind: str) -> None:
+    old = getattr(graph, kind)[0].name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["zz" if n == old else n for n in names]
+    getattr(graph, kind)[0].name = "zz"
+
+
+def with_another_output(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("Identity", [graph.output[0].name], ["zz"]))
+    graph.output.append(helper.make_tensor_value_info("zz", TensorProto.FLOAT, None))
+
+
+def with_another_shape(graph: onnx.GraphProto) -> None:
+    del graph.input[0].type.tensor_type.shape.dim[2:]
+    graph.input[0].type.tensor_type.shape.dim[1].dim_value = 192
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda graph: with_other_name(graph, "input"),
+            "the inputs of the manifest, image [N, 3, 8, 8] (got zz [N, 3, 8, 8])",
+        ),
+        (lambda graph: with_other_name(graph, "output"), "the outputs of the manifest"),
+        (with_another_output, "the outputs of the manifest"),
+        (with_another_shape, "the inputs of the manifest"),
+    ],
+)
+def test_a_graph_with_other_bindings_than_its_manifest_is_no_bundles(
+    tmp_path: Path, change: Callable[[onnx.GraphProto], object], said: str
+) -> None:
+    """Whoever wrote the files anew has made their digests right; what runs them ended in a KeyError of one output."""
+    model = onnx.load_from_string(shipping.graph())
+    change(model.graph)
+    bundle = shipping.bundle(tmp_path / "c", extra={GRAPH: model.SerializeToString()})
+    for opened in (
+        executor.open_graph, executor.serving_optimization, lambda b: open_model(b, graph=True, as_written=True)
+    ):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            opened(bundle)
+        assert str(caught.value).startswith(f"{bundle.path}: model.onnx must have {said}")
+        assert str(caught.value).endswith("). Fetch or build the bundle again.")
+
+
+def test_an_engine_without_an_output_is_further_away_than_any(tmp_path: Path) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    assert executor.deviation(SimpleNamespace(run=lambda arrays: {"zz": np.zeros(1)}), bundle) == "no output logits"

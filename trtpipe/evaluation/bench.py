@@ -168,7 +168,7 @@ def measure_modes(
                 began, times = clock(), {k: [] for k in ready}
             elif done > 0:
                 progress.step(done, rounds, "rounds")
-    return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
+    return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), max(done, 0)
 
 
 def _listen(progress: Progress) -> None:

@@ -210,13 +210,13 @@ def _by_path(value: object) -> dict[str, torch.Tensor]:
 
 
 def described(value: object, levels: int = 5) -> str:
-    """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], ...)`; what is `levels` deep by its
-    type alone."""
+    """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], float 0.5)`; text, and what is
+    `levels` deep, by its type alone."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if value is None:
-        return "None"
-    if not levels:
+    if value is None or isinstance(value, bool | int | float):
+        return f"{value}" if value is None else f"{type(value).__name__} {value}"
+    if not levels or isinstance(value, str | bytes):
         return type(value).__name__
     parts = _parts(value)
     shown = [f"{k}: {described(v, levels - 1)}" for k, v in list(parts.items())[:3]]

@@ -117,7 +117,9 @@ def require_same(loaded: LoadedModel, captured: Captured, samples: Mapping[str, 
     if found := _differing(loaded, captured, samples, outputs, f"the graph of the model fails on {where}"):
         raise BuildError(
             f"capture: the graph answers otherwise than the model for {where}, samples of the check ({found}). No job "
-            "can mend that: it is a fault of trtpipe or of torch.export. Report it with the model."
+            "can mend that: either the model computes something else where it is exported (by "
+            "torch.compiler.is_exporting or its like), or it is a fault of trtpipe or of torch.export. Report it with "
+            "the model."
         )
 
 

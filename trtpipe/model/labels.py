@@ -218,6 +218,7 @@ class _CocoImage(BaseModel):
     height: PositiveInt
 
 
+_INT64 = np.iinfo(np.int64)
 #: The left or upper end of a box, and its width or height, in pixels.
 _Place = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Extent = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -228,7 +229,7 @@ class _CocoAnnotation(BaseModel):
 
     image_id: int | str
     bbox: tuple[_Place, _Place, _Extent, _Extent]
-    category_id: int
+    category_id: Annotated[int, Field(strict=True, ge=_INT64.min, le=_INT64.max)]
     iscrowd: bool = False
 
 
@@ -326,9 +327,14 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
             raise _fault(path, "hold numbers for each sample", got, "Number classes from 0.")
         if len(row) != len(values[0]):
             raise _fault(path, f"hold as many numbers for each sample, {len(values[0])}", got, "Fill the line.")
+    if len(values[0]) == 1 and all(re.fullmatch(r"\s*[+-]?\d+\s*", by_name[name][0]) for name in ids):
+        whole = [int(by_name[name][0]) for name in ids]
+        for name, number in zip(ids, whole, strict=True):
+            if not _INT64.min <= number <= _INT64.max:
+                raise _fault(path, "hold whole numbers within int64", f"{number} for {name}", "Number classes from 0.")
+        return np.array(whole, np.int64)
     array = np.array(values, np.float64)
-    whole = array.shape[1] == 1 and all(re.fullmatch(r"\s*[+-]?\d+\s*", by_name[name][0]) for name in ids)
-    return array[:, 0].astype(np.int64) if whole else array[:, 0] if array.shape[1] == 1 else array
+    return array[:, 0] if array.shape[1] == 1 else array
 
 
 def _number(text: str) -> float | None:

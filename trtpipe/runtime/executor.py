@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, get_args
@@ -173,11 +173,14 @@ def _settings(options: Mapping[str, object], refit: bytes | None, plugins: Mappi
 
 
 def graph_as_checked(model: bytes, target: Target) -> OrtRunner:
-    """The graph as a check executes it.
+    """The graph as a check executes it."""
+    return OrtRunner(model, as_written=is_exact(target))
 
-    In the place of a TensorRT engine every node as it stands; for target onnxruntime as its users will open it.
-    """
-    return OrtRunner(model, as_written=target != "onnxruntime")
+
+def is_exact(target: Target) -> bool:
+    """Whether a check executes every node of a graph as it stands: in the place of a TensorRT engine, and not where the
+    graph is what users will open."""
+    return target != "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -189,11 +192,37 @@ class Distance:
     relative_l2: float
 
 
-def read_graph(bundle: Bundle) -> bytes:
-    """The ONNX file of a bundle or kit; InputError where it has none."""
-    if GRAPH not in bundle.manifest.files:
+def graph_runner(bundle: Bundle, *, as_written: bool = False, optimization: Optimization = "all") -> OrtRunner:
+    """The graph of a bundle or kit in ONNX Runtime; `as_written` and `optimization` are as for `OrtRunner`.
+
+    Raises:
+        InputError: the bundle has no graph, or one that has other bindings than its manifest.
+        MissingError, BuildError: as `OrtRunner`.
+    """
+    manifest = bundle.manifest
+    if GRAPH not in manifest.files:
         raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-    return bundle.read(GRAPH)
+    runner = OrtRunner(bundle.read(GRAPH), as_written=as_written, optimization=optimization)
+    for kind, specs, found in (("input", manifest.inputs, runner.inputs), ("output", manifest.outputs, runner.outputs)):
+        wanted = {s.name: s.shape for s in specs}
+        differ = [n for n in wanted.keys() & found.keys() if kind == "input" and not _fits(found[n], wanted[n])]
+        if wanted.keys() != found.keys() or differ:
+            raise InputError(
+                f"{bundle.path}: {GRAPH} must have the {kind}s of the manifest, {_shapes(wanted)} (got "
+                f"{_shapes(found)}). Fetch or build the bundle again."
+            )
+    return runner
+
+
+def _fits(found: Sequence[int | str | None], wanted: Sequence[int | str]) -> bool:
+    """Whether two shapes have the same sizes where both fix one."""
+    if len(found) != len(wanted):
+        return False
+    return all(a == b for a, b in zip(found, wanted, strict=True) if isinstance(a, int) and isinstance(b, int))
+
+
+def _shapes(bindings: Mapping[str, Sequence[int | str | None]]) -> str:
+    return ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in bindings.items()) or "none"
 
 
 def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
@@ -204,13 +233,12 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
     each node is executed as it stands, and a note says so.
 
     Raises:
-        InputError: the bundle has no graph.
+        InputError: the bundle has no graph, or another one's.
         MissingError: onnxruntime is not installed.
         BuildError: ONNX Runtime refuses the graph.
     """
-    model = read_graph(bundle)
     try:
-        runner = OrtRunner(model)
+        runner = graph_runner(bundle)
         why = deviation(runner, bundle)
     except BuildError:
         why = "it refuses the graph"
@@ -218,7 +246,7 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
         return runner, ()
     if why != unrecorded(bundle):
         why = f"with them {why}"
-    exact = OrtRunner(model, as_written=True)
+    exact = graph_runner(bundle, as_written=True)
     notes = [f"ONNX Runtime executes each node as it stands, without graph optimizations: {why}"]
     if not unrecorded(bundle) and (still := deviation(exact, bundle, _ELSEWHERE)):
         notes.append(f"as it stands, {still}: run `trtpipe check` on the bundle")
@@ -232,14 +260,15 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     Without onnxruntime here nothing can be tried: then none is allowed.
 
     Raises:
+        InputError: the bundle has no graph, or another one's.
         BuildError: ONNX Runtime refuses the graph at every level.
     """
-    model, why, difference = bundle.read(GRAPH), "", ""
+    why, difference = "", ""
     levels: tuple[Optimization, ...] = get_args(Optimization)
     for level in levels:
         why = difference
         try:
-            with OrtRunner(model, optimization=level) as runner:
+            with graph_runner(bundle, optimization=level) as runner:
                 difference = deviation(runner, bundle, _ELSEWHERE)
         except MissingError:
             return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
@@ -271,6 +300,8 @@ def deviation(runner: OpenRunner, bundle: Bundle, slack: float = 1.0) -> str:
     pieces = (piece for batch in golden.batches(size) for piece in how.pieces(batch))
     got = joined(how.rows(runner.run(piece), samples) for piece, samples in pieces)
     for spec in manifest.outputs:
+        if spec.name not in got:
+            return f"no output {spec.name}"
         limit = _checked_distance(manifest.check, spec)
         if limit is not None and (why := _beyond(golden.outputs[spec.name], got[spec.name], limit, slack)):
             return f"output {spec.name} has {why} on the golden inputs"

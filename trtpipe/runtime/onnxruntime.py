@@ -110,8 +110,9 @@ class OrtRunner:
                 "dtypes, or take another release."
             ) from error
         self._session: onnxruntime.InferenceSession | None = session
-        self._inputs = tuple(i.name for i in session.get_inputs())
-        self._outputs = tuple(o.name for o in session.get_outputs())
+        #: By name, the shapes of the file; a str, or None, is a size that is not fixed.
+        self.inputs = {i.name: tuple(i.shape) for i in session.get_inputs()}
+        self.outputs = {o.name: tuple(o.shape) for o in session.get_outputs()}
 
     def _widened(self, model: bytes) -> bytes:
         """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
@@ -154,15 +155,15 @@ class OrtRunner:
         Raises:
             InputError: the names are not the graph's, or ONNX Runtime refuses a shape, a dtype or an index.
         """
-        require_names(inputs, self._inputs)
+        require_names(inputs, tuple(self.inputs))
         session = self._session
         if session is None:
             raise InputError("graph: must be open to be run (its session was closed). Open it again.")
         try:
-            outputs = session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+            outputs = session.run(list(self.outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes, dtypes and indices.") from error
-        return dict(zip(self._outputs, outputs, strict=True))
+        return dict(zip(self.outputs, outputs, strict=True))
 
 
 def _require_optimizable(model: bytes, optimization: Optimization) -> None:

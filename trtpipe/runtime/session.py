@@ -31,9 +31,9 @@ from trtpipe.runtime.executor import (
     bundle_settings,
     deviation,
     engine_runner,
-    graph_as_checked,
+    graph_runner,
+    is_exact,
     open_graph,
-    read_graph,
     unrecorded,
 )
 from trtpipe.runtime.preprocess import load_image, preprocess
@@ -364,7 +364,7 @@ def open_model(
     Args:
         bundle: read and admitted.
         graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
-        as_written: the graph exactly as a check executes it (`executor.graph_as_checked`), whatever it gives; otherwise
+        as_written: the graph exactly as a check executes it (`graph_runner`), whatever it gives; otherwise
             the fastest way that gives the golden outputs as closely as the check did (`executor.open_graph`).
         specialization: of a TensorRT-RTX engine; see `EngineRunner`.
 
@@ -384,7 +384,7 @@ def open_model(
         if not as_written:
             runner, notes = open_graph(bundle)
             return Model(bundle, runner, "graph", notes)
-        return Model(bundle, graph_as_checked(read_graph(bundle), bundle.manifest.build.target), "graph")
+        return Model(bundle, graph_runner(bundle, as_written=is_exact(bundle.manifest.build.target)), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
     settings, plan = bundle_settings(bundle), bundle.read(engine.file)
     executes = engine_runner(plan, hybrid=bool(engine.fallback), settings=settings, specialization=specialization)
