@@ -1,15 +1,17 @@
-"""The control of a check: a damaged copy, executed as what is checked is, which has to fail."""
+"""What is executed beside what is checked: a damaged copy, which has to fail, and the graph as it stands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
-from trtpipe.evaluation.check import Damaged, Executor
+from trtpipe.evaluation.check import CheckData, Damaged, Executor, run_all
 from trtpipe.evaluation.control import damaged_copy, damaged_program
+from trtpipe.evaluation.metrics import relative_l2
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.executor import graph_as_checked, open_engine
@@ -79,3 +81,30 @@ def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Da
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)
+
+
+#: How many times the error of its graph a runtime's may be, and the relative L2 error below which it does not count.
+_MOST_TIMES, _LEAST_ERROR = 2.0, 0.01
+
+
+def departures(graph: OnnxModel, data: CheckData, errors: Mapping[str, float]) -> tuple[str, ...]:
+    """Warnings on outputs whose error is ONNX Runtime's own and not its graph's.
+
+    Args:
+        graph: in INT8.
+        data: of the check.
+        errors: the relative L2 error of each output on the first samples (`CheckReport.golden`).
+    """
+    few, said = data.first(KEPT_SAMPLES), []
+    with OrtRunner(graph.data, as_written=True) as exact:
+        outputs, _ = run_all(exact, few, None)
+    for name, error in errors.items():
+        own = relative_l2(few.reference[name], outputs[name])
+        if error > max(_MOST_TIMES * own, _LEAST_ERROR):
+            said.append(
+                f"{name}: ONNX Runtime's kernels on this CPU are further from the baseline than the graph is, a "
+                f"relative L2 error of {error:.3g} beside {own:.3g} where each node is executed as it stands. On x86 "
+                "without VNNI they add products of INT8 with saturation. For such CPUs set precision.fp16_mode, which "
+                "computes in FP16 what INT8 rounds, or leave int8_mode out"
+            )
+    return tuple(said)

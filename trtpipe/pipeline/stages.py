@@ -21,7 +21,7 @@ from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
-from trtpipe.pipeline.controls import control, graph_control
+from trtpipe.pipeline.controls import control, departures, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
 from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes, verdict_warnings
@@ -294,7 +294,11 @@ def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -
             memory = activation_memory(runner)
         written = () if engine.graph is None else engine.graph.notes
         notes = (*found.report.notes, *written, *graph_notes(engine, executed))
-        return replace(found, report=replace(found.report, notes=notes), device_memory_bytes=memory)
+        report = replace(found.report, notes=notes)
+        if engine.target == "onnxruntime" and engine.graph is not None and job.places_int8:
+            own = departures(engine.graph, check_data(job, prepared), report.golden)
+            report = replace(report, warnings=(*report.warnings, *own))
+        return replace(found, report=report, device_memory_bytes=memory)
 
 
 def judged(
