@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from calib.errors import CalibCancelled, CalibError
 from calib.process_state import put_back
@@ -30,7 +31,8 @@ from trtpipe.model.data import open_calibration, open_check, turned, with_labels
 from trtpipe.model.labels import labels_of, sample_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
-from trtpipe.pipeline.codecs import CORNERS, FIGURES, RECORDED, SPECS, Codec, CornerOutputs, Recorded
+from trtpipe.pipeline.codecs import CORNERS, FIGURES, RECORDED, SPECS, CornerOutputs, Recorded
+from trtpipe.pipeline.results import Results, Uncached
 
 if TYPE_CHECKING:
     import torch
@@ -54,46 +56,6 @@ _OTHERWISE = (
 )
 #: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
 COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
-
-
-class Results(Protocol):
-    """Results of stages that need not be computed again."""
-
-    def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """A value that only lives in this process: the one that an earlier job with the same model made, or `make()`.
-
-        Args:
-            name: "model" or "capture".
-            make: makes it.
-        """
-
-    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
-        """A value that can be stored: the one stored for this job's stage, or `make()`.
-
-        Args:
-            kind: "outputs", "corners", "samples", "baseline", "calibration", "graph" or "engine".
-            codec: how it is stored.
-            make: makes it.
-        """
-
-    def recording(self) -> AbstractContextManager[object]:
-        """A context manager that records what the job's code reads; entered while that code may run."""
-
-
-class Uncached:
-    """`Results` without a store: everything is computed."""
-
-    def in_memory(self, name: str, make: Callable[[], T]) -> T:
-        """Make it."""
-        return make()
-
-    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
-        """Make it."""
-        return make()
-
-    def recording(self) -> AbstractContextManager[object]:
-        """Record nothing."""
-        return nullcontext()
 
 
 class Stages:
@@ -158,7 +120,10 @@ class PreparedJob:
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
         self.job, self.results = job, results or Uncached()
         self._stages = stages
-        self._corrected: dict[str | None, PreparedJob] = {}  # by the digest of a table's corrections
+        #: By the digest of a table's corrections: graphs, which hold the weights once more, and what was seen in them.
+        self._corrected: WeakValueDictionary[str, PreparedJob] = WeakValueDictionary()
+        self._seen: dict[tuple[str, str], Any] = {}
+        self._corrections = ""
         # Opened at most once, by what `corrected` gives too: a job's callable may take long to make its samples.
         self._calibration = functools.cache(partial(open_calibration, job))
         self._check = functools.cache(partial(open_check, job))
@@ -344,14 +309,20 @@ class PreparedJob:
             return self
         from trtpipe.quantization.corrections import edits
 
-        key = table.corrections.sha256
-        if key not in self._corrected:
+        key = str(table.corrections.sha256)
+        if (other := self._corrected.get(key)) is None:
             captured = edits.corrected(self.captured, table.corrections.arrays)
             other = self._corrected[key] = copy.copy(self)
-            for of_the_graph in ("ranges", "moments"):
-                other.__dict__.pop(of_the_graph, None)
-            other.__dict__["captured"] = captured
-        return self._corrected[key]
+            other.__dict__["captured"], other._corrections = captured, key
+        return other
+
+    def _once(self, name: str, see: Callable[[], T]) -> T:
+        """What was seen in this graph, whether it is still held or not, or `see()`."""
+        if (key := (self._corrections, name)) not in self._seen:
+            with self._stages.unnamed():
+                self._seen[key] = see()
+        found: T = self._seen[key]
+        return found
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:
@@ -383,18 +354,16 @@ class PreparedJob:
         """`ranges` for a job that computes in FP16; nothing for any other, so that no sample is run for it."""
         return self.ranges if precision.fp16_mode else {}
 
-    @cached_property
+    @property
     def ranges(self) -> Mapping[str, float]:
         """Largest |x| of every tensor by node name, over the first samples. They decide what FP16 can hold."""
         from trtpipe.quantization import precision
 
-        with self._stages.unnamed():
-            return precision.observe_ranges(self.captured, self.first_batches(), self.device)
+        return self._once("ranges", lambda: precision.observe_ranges(self.captured, self.first_batches(), self.device))
 
-    @cached_property
+    @property
     def moments(self) -> Mapping[str, torch.Tensor]:
         """E[x x^T] of what linears read over the first samples: float32 [K / m, m, m] by node (`block_moments`)."""
         from trtpipe.quantization.moments import block_moments
 
-        with self._stages.unnamed():
-            return block_moments(self.captured, self.first_batches())
+        return self._once("moments", lambda: block_moments(self.captured, self.first_batches()))

@@ -23,7 +23,8 @@ from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, departures, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
-from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
+from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.pipeline.results import Results, Uncached
 from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes, verdict_warnings
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
