@@ -83,10 +83,11 @@ def build(
 @as_user_errors()
 @as_it_begins()
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
-    """The calibration table of a job, with its histograms and its audit.
+    """The calibration table of a job, with its audit, and its histograms where it was made of samples.
 
     Args:
-        job: a job, or the path of one; a `calibration.table` in it is read, not made.
+        job: a job, or the path of one. A `calibration.table` in it is read, not made, with the histograms that lie
+            beside it; of a model that is quantized already and has no `calibration`, the table is of its own scales.
         progress: as for `build`.
 
     Raises:

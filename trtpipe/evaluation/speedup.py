@@ -17,6 +17,8 @@ from trtpipe.values import CheckReport, Metric
 _ROUNDS, _NAMED = 50, 5
 #: Why a hybrid engine has no latency.
 HYBRID_UNTIMED = "PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
+#: A note where its latency was wanted.
+HYBRID_LATENCY = f"latency_ms: not measured: {HYBRID_UNTIMED}"
 _QDQ = re.compile(r"(de)?quantizelinear", re.IGNORECASE)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData
-from trtpipe.evaluation.speedup import HYBRID_UNTIMED, judge_speedup, measure_speedup
+from trtpipe.evaluation.speedup import HYBRID_LATENCY, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, failed_outputs, is_about_numbers
@@ -90,7 +90,7 @@ def timed(
     if report.executed != "engine":
         return report, ()
     if engine.fallback:
-        return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID_UNTIMED}")), ()
+        return replace(report, notes=(*report.notes, HYBRID_LATENCY)), ()
     with stages("speed"):
         times = latencies(prepared, engine)
     metric = Metric("latency_ms", prepared.outputs[0].name, statistics.median(times))

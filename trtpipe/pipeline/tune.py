@@ -16,7 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
-from trtpipe.evaluation.speedup import HYBRID_UNTIMED
+from trtpipe.evaluation.speedup import HYBRID_LATENCY
 from trtpipe.job.dump import job_text
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
@@ -259,7 +259,7 @@ class _Bench:
         if not_executed_here(engine):
             return None
         if engine.fallback:
-            self.stages.note(f"latency_ms: not measured: {HYBRID_UNTIMED}")
+            self.stages.note(HYBRID_LATENCY)
             return None
         return statistics.median(latencies(self.prepared, engine))
 
