@@ -28,7 +28,7 @@ from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import TARGET_TITLES, parse_version, same_release, unsupported
+from trtpipe.trt.flavour import TARGET_TITLES, parse_version, unsupported
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -158,6 +158,16 @@ def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
     return bundle, check_signature(path, bundle.manifest_bytes, bundle.signature, key)
 
 
+def _same_build(one: str, other: str) -> bool:
+    """Whether versions agree in all numbers that both give: a manifest names the build, `__version__` of some does not.
+
+    A bundle is proven for the build that made it alone.
+    """
+    a, b = parse_version(one), parse_version(other)
+    common = min(len(a), len(b))
+    return common >= 3 and a[:common] == b[:common]
+
+
 def _platform(engine: EngineInfo, device: Device) -> list[str]:
     misfits = []
     if engine.os is not None and engine.os != device.os:
@@ -177,7 +187,7 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
     title, here = TARGET_TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
         return [f"runtime: {title} {engine.version} is not installed. {_install(engine.target, device)}."]
-    if engine.target == "onnxruntime" or same_release(engine.version, here):
+    if engine.target == "onnxruntime" or _same_build(engine.version, here):
         return []
     built, runs = parse_version(engine.version), parse_version(here)
     if engine.target == "tensorrt_rtx":

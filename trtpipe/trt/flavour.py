@@ -193,10 +193,8 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def same_release(one: str, other: str) -> bool:
-    """Whether versions agree in all numbers that both give: a plan names its build, `__version__` of some does not."""
-    a, b = parse_version(one), parse_version(other)
-    common = min(len(a), len(b))
-    return common >= 3 and a[:common] == b[:common]
+    """Whether two versions are of one release, 10.16.1 and 10.16.1.11, whose builds load each other's plans."""
+    return parse_version(one)[:3] == parse_version(other)[:3]
 
 
 #: Flavour to (distribution, version).
