@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import os
@@ -179,6 +180,32 @@ def test_what_fails_its_check_is_not_accepted_and_says_so(exit_code):
     assert found.accepted is (exit_code == 0)
     refused = "--accept is for what passed its check: repair the job, or change its check.limits"
     assert found.notes == (("accepted: it is worse",) if exit_code == 0 else (refused,))
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_another_programs_database_is_left_as_it_is(tmp_path, mode):
+    """Tables and a version of ours were written into it, and `history` said nothing."""
+    path = tmp_path / "app.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA journal_mode={mode}")
+        other.execute("CREATE TABLE t (a)")
+        other.commit()
+    before = path.read_bytes()
+    refused = (
+        r"app\.sqlite: must be a history of trtpipe \(got a database with the table 't'\)\. Choose another --history\."
+    )
+    with pytest.raises(InputError, match=refused):
+        History(path)
+    assert path.read_bytes() == before
+
+
+def test_history_of_an_empty_file_says_so_and_leaves_it(tmp_path, capsys):
+    path = tmp_path / "h.sqlite"
+    path.touch()
+    assert main(["history", "--history", str(path)]) == 2
+    said = f"{path}: is empty: no night is in it. Run `trtpipe nightly`, or give --history."
+    assert said in capsys.readouterr().err
+    assert path.stat().st_size == 0
 
 
 def test_an_empty_file_is_told_from_none(tmp_path):

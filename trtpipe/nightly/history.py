@@ -64,6 +64,8 @@ class History:
             path.parent.mkdir(parents=True, exist_ok=True)
             with alone_in(path.parent):  # else one that another night is making would be empty
                 self.was_empty = path.exists() and not path.stat().st_size
+                if path.exists():
+                    self._require_own()
                 self._db = open_database(path, LOCKED_S)
                 self._prepare()
 
@@ -84,6 +86,16 @@ class History:
             raise InputError(
                 f"{self.path}: must be a history of trtpipe (got: {error}). Choose another --history."
             ) from error
+
+    def _require_own(self) -> None:
+        """Refuse another program's database as it is: opening one as a history changes how it commits."""
+        with contextlib.closing(sqlite3.connect(self.path, timeout=LOCKED_S)) as found:
+            tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if others := sorted(tables - {"runs", "results"}):
+            raise InputError(
+                f"{self.path}: must be a history of trtpipe (got a database with the table {others[0]!r}). Choose "
+                "another --history."
+            )
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]

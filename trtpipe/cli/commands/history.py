@@ -35,6 +35,8 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> E
         require_apart(plot, file)
     if not file.is_file():
         raise InputError(f"{file}: there is no such file. Run `trtpipe nightly`, or give --history.")
+    if not file.stat().st_size:
+        raise InputError(f"{file}: is empty: no night is in it. Run `trtpipe nightly`, or give --history.")
     with History(file) as history:
         names = history.names()
         if name is None:
