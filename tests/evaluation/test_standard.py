@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ import torch
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.judgement import Figure, judge
 from trtpipe.evaluation.standard import STANDARD
-from trtpipe.job.limits import BUILT_IN_METRICS, OwnMetric
+from trtpipe.job.limits import BUILT_IN_METRICS, OF_OUTPUTS, OwnMetric
 from trtpipe.model.labels import labels_of
 from trtpipe.values import Boxes, Labels
 
@@ -31,6 +32,8 @@ def figure(name: str, outputs: dict[str, Any], labels: Labels, **args: object) -
 
 def test_the_names_of_the_job_are_those_that_there_are() -> None:
     assert tuple(BUILT_IN_METRICS) == tuple(STANDARD)
+    parameters = [p for function, _ in STANDARD.values() for p in inspect.signature(function).parameters.values()]
+    assert {p.name for p in parameters if str(p.annotation).startswith("str")} == set(OF_OUTPUTS)
 
 
 @pytest.mark.parametrize("seed", range(3))

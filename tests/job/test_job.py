@@ -211,6 +211,8 @@ BROKEN = [
       "(got 'iou').",
       "job.yaml:21: check.metrics.d.function: must be package.module:callable (got 'net.f'). Did you mean net:f?",
       "job.yaml:21: check.metrics.e.better: must be given only for a callable (got lower). It is known for mae: remove it."]),
+    ([("images: val", "images: val\n  metrics: {a: {function: mae, args: {output: nope}}, b: {function: miou, args: {classes: 3}}}")],
+     ["job.yaml:21: check.metrics.a.args.output: must be one of the job's outputs, logits (got 'nope')."]),
     ([("images: val", "images: val\n  labels: val.npy")],
      ["job.yaml:21: check.labels: must be a file or folder that exists (got 'val.npy': nothing there). "
       "It is {dir}/val.npy, from the folder of the job file.",

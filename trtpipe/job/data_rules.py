@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from calib.algorithms import BASES
 from calib.samples import ARRAY_SUFFIXES, SOURCES
+from trtpipe.errors import either
 from trtpipe.job.broken import (
     IMAGE_DTYPES,
     SPEEDUP,
@@ -19,7 +20,7 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
-from trtpipe.job.limits import BUILT_IN_METRICS, SHARE_LIMITS
+from trtpipe.job.limits import BUILT_IN_METRICS, OF_OUTPUTS, SHARE_LIMITS
 from trtpipe.job.sections import (
     INT8_ALONE,
     OR_RECALIBRATE,
@@ -29,6 +30,7 @@ from trtpipe.job.sections import (
     Data,
     Input,
     ModelSource,
+    Output,
     Precision,
     Transform,
 )
@@ -135,6 +137,16 @@ def _metrics(check: Check) -> Iterator[Broken]:
         if limits.min is not None and limits.max is not None:
             must, hint = "set one of min and max", "One of them is what better figures are away from."
             yield Broken(path, must, f"min: {limits.min:g}, max: {limits.max:g}", hint)
+
+
+def metrics_fit(check: Check, outputs: Mapping[str, Output]) -> Iterator[Broken]:
+    """Built-in metrics are of outputs that the job has."""
+    for name, metric in check.metrics.items():
+        for key in OF_OUTPUTS if metric.built_in else ():
+            given = metric.args.get(key)
+            if isinstance(given, str) and given not in outputs:
+                path: KeyPath = ("check", "metrics", name, "args", key)
+                yield Broken(path, f"be one of the job's outputs, {either(tuple(outputs) or ('none',))}", repr(given))
 
 
 def check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:

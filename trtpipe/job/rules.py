@@ -29,6 +29,7 @@ from trtpipe.job.data_rules import (
     calibration_section,
     check_fits,
     check_section,
+    metrics_fit,
 )
 from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
@@ -329,4 +330,5 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("calibration", "inputs"), calibration_fits),
     (("check",), check_section),
     (("check", "inputs", "calibration"), check_fits),
+    (("check", "outputs"), metrics_fit),
 )
