@@ -8,7 +8,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
@@ -92,6 +92,13 @@ def open_database(path: Path, patience_s: float) -> sqlite3.Connection:
     database.execute("SELECT count(*) FROM sqlite_master").fetchall()  # lets go of the lock
     database.execute("PRAGMA synchronous=NORMAL")
     return database
+
+
+def tables_of(path: Path, patience_s: float) -> frozenset[str]:
+    """The names of the tables of a SQLite file, which stays as it is; arguments and errors are those of
+    `open_database`."""
+    with closing(sqlite3.connect(path, timeout=patience_s)) as database:
+        return frozenset(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
 
 
 @contextmanager

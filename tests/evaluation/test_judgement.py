@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from trtpipe.errors import InputError
@@ -89,6 +90,29 @@ def test_masked_numbers_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = np.ma.masked_array([1.0], mask=[True]).mean()
     for returned in (nothing, (np.ones((4, 2)), lambda rows: nothing)):
         assert np.isnan(returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd")).value)
+
+
+def test_a_tensor_is_what_its_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that requires grad, as a learned metric returns it, was called a bug in trtpipe."""
+    tensor = torch.ones(4, requires_grad=True) * 3
+    for returned in (tensor, tensor.mean(), (tensor, lambda rows: rows.mean())):
+        assert returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd")).value == 3
+
+
+class Unwilling:
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [Unwilling(), [Unwilling()] * 4, (Unwilling(), np.mean), torch.ones(4, dtype=torch.bfloat16),
+     torch.ones(4, device="meta"), torch.ones(4).to_sparse(), [torch.ones((), requires_grad=True)] * 4],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_made_an_array_is_the_functions_fault(returned: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"^check\.metrics\.m raised "):
+        returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd"))
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,8 @@ NOT_COCO = [
     ("annotations", {"bbox": [0, True, 1, 1]}, "annotations.0.bbox.1: Input should be a valid number"),
     ("annotations", {"category_id": None}, "annotations.0.category_id: Field required"),
     ("annotations", {"category_id": 1.5}, "annotations.0.category_id: Input should be a valid integer"),
+    *(("annotations", {"iscrowd": odd}, f"annotations.0.iscrowd: {said}") for odd, said in
+      (("yes", "Input should be False, True, 0 or 1"), (2, "Input should be False, True, 0 or 1"))),
     ("annotations", {"category_id": True}, "annotations.0.category_id: Input should be a valid integer"),
     ("annotations", {"category_id": 2**63},
      "annotations.0.category_id: Input should be less than or equal to 9223372036854775807"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nights
 import numpy as np
@@ -95,10 +98,116 @@ def test_where_an_imported_module_was_looked_for_counts(
             sys.modules.pop(known, None)
 
 
+def optional(name: str) -> int:
+    try:
+        return int(importlib.import_module(name).VALUE)
+    except ImportError:
+        return 1
+
+
+def optional_statement(name: str) -> int:
+    given: dict[str, Any] = {}
+    exec(f"try:\n    import {name} as found\n    value = found.VALUE\nexcept ImportError:\n    value = 1", given)
+    return int(given["value"])
+
+
+def asked_for(name: str) -> int:
+    return 1 if importlib.util.find_spec(name) is None else 2
+
+
+def parts(name: str) -> int:
+    try:
+        return len(importlib.import_module(name).__path__)
+    except ImportError:
+        return 0
+
+
+@pytest.mark.parametrize("where", ["job", "job/lib", "elsewhere"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("ask", [optional, optional_statement, asked_for])
+def test_a_module_that_is_not_there_was_looked_for(
+    ask: Callable[[str], int], form: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optional module that was installed later was not noticed: the night was green, its engine stale."""
+    name, folder = "a_missing_module", tmp_path / where
+    for made in (folder, tmp_path / "job"):
+        made.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(tmp_path / "job")
+    file = folder / form.format(name)
+    try:
+        with recorder:
+            monkeypatch.syspath_prepend(str(folder))
+            assert ask(name) == 1
+        reads = recorder.reads
+        recorder.close()
+        shown = os.path.relpath(file, tmp_path / "job") if where.startswith("job") else str(file)
+        assert Read("presence", shown) in reads.items
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("VALUE = 2\n")
+        importlib.invalidate_caches()
+        assert ask(name) == 2
+    finally:
+        sys.modules.pop(name, None)
+
+
+def test_a_part_of_a_namespace_package_that_is_not_there_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a_package_in_parts"
+    for folder in ("first", f"second/{name}"):
+        (tmp_path / folder).mkdir(parents=True)
+    recorder = Recorder(tmp_path)
+    try:
+        with recorder:
+            for folder in ("second", "first"):
+                monkeypatch.syspath_prepend(str(tmp_path / folder))
+            assert parts(name) == 1
+        assert Read("presence", f"first/{name}") in recorder.reads.items
+        recorder.close()
+        sys.modules.pop(name)
+        (tmp_path / "first" / name).mkdir()
+        importlib.invalidate_caches()
+        assert parts(name) == 2
+    finally:
+        sys.modules.pop(name, None)
+
+
+def test_modules_of_the_environment_are_looked_for_in_its_own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a record would hold paths of this machine, and count in no other checkout."""
+    monkeypatch.syspath_prepend(str(tmp_path / "environment"))
+    (tmp_path / "job").mkdir()
+    recorder = Recorder(tmp_path / "job")
+    with recorder:
+        assert optional("a_module_of_nobody") == 1
+    assert not [i for i in recorder.reads.items if "a_module_of_nobody" in i.path]
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/self/cwd/v.txt", "/proc/thread-self/cwd/v.txt", "/proc/self/root{}/v.txt", "/dev/fd/{}/v.txt"]
+)
+def test_what_is_read_through_what_the_process_has_is_the_file(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "v.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    recorder, folder = Recorder(tmp_path), os.open(tmp_path, os.O_RDONLY)
+    with recorder:
+        Path(path.format(folder if "fd" in path else tmp_path)).read_text()
+    os.close(folder)
+    assert Read("file", "v.txt") in recorder.reads.items
+    recorder.close()
+
+
 NET = """
 import importlib
+import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from torch import nn
 import torch
 

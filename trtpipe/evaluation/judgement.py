@@ -126,11 +126,11 @@ class Judge:
                 given = (dict(outputs), labels, ids, dict(self.args))
                 own = given if self.built_in else copy.deepcopy(given)  # a callable may write into what it is given
                 made = self.function(*own[:3], **own[3])
+                pair = isinstance(made, tuple | list) and len(made) == 2 and callable(made[1])
+                rows, total = made if pair else (made, np.nanmean)
+                array, each = _numbers(rows), not pair
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error
-        pair = isinstance(made, tuple | list) and len(made) == 2 and callable(made[1])
-        rows, total = made if pair else (made, np.nanmean)
-        array, each = _numbers(rows), not pair
         real = array.dtype.kind in "fiub"
         if array.shape == () and each and real:
             return Figure(float(array))
@@ -342,8 +342,9 @@ def _numbers(made: object) -> Array:
     ones as NaN, which is no number; anything else as NumPy has it."""
     if isinstance(made, np.ma.MaskedArray) and made.dtype.kind in "fiub":
         return np.ma.filled(made.astype(np.float64), np.nan)
+    plain = made.detach().cpu() if hasattr(made, "detach") else made  # of a tensor
     try:
-        array: Array = np.asarray(made)
+        array: Array = np.asarray(plain)
     except ValueError:  # lists of several lengths
         array = np.empty((), object)
     return array.astype(np.float64) if array.dtype.kind in "fiub" else array

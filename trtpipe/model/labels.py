@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -230,7 +230,7 @@ class _CocoAnnotation(BaseModel):
     image_id: int | str
     bbox: tuple[_Place, _Place, _Extent, _Extent]
     category_id: Annotated[int, Field(strict=True, ge=_INT64.min, le=_INT64.max)]
-    iscrowd: bool = False
+    iscrowd: Literal[False, True, 0, 1] = False
 
 
 class _Coco(BaseModel):

@@ -20,7 +20,7 @@ from trtpipe.atomic import alone_in
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
-from trtpipe.outputs import naming_database, open_database
+from trtpipe.outputs import naming_database, open_database, tables_of
 from trtpipe.streams import require_no_stream
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
@@ -89,9 +89,7 @@ class History:
 
     def _require_own(self) -> None:
         """Refuse another program's database as it is: opening one as a history changes how it commits."""
-        with contextlib.closing(sqlite3.connect(self.path, timeout=LOCKED_S)) as found:
-            tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if others := sorted(tables - {"runs", "results"}):
+        if others := sorted(tables_of(self.path, LOCKED_S) - {"runs", "results"}):
             raise InputError(
                 f"{self.path}: must be a history of trtpipe (got a database with the table {others[0]!r}). Choose "
                 "another --history."

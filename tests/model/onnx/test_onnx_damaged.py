@@ -45,6 +45,16 @@ def recursive() -> onnx.ModelProto:
     return made
 
 
+def inside() -> onnx.ModelProto:
+    """A branch of an If reads it."""
+    float32 = onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Add", ["x", "nope"], ["z"])]
+    branch = helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("z", float32, None)])
+    yes = helper.make_tensor("yes", onnx.TensorProto.BOOL, [], [True])
+    constant = helper.make_node("Constant", [], ["yes"], value=yes)
+    return model([constant, helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)])
+
+
 DATA = "the data of w: "
 DAMAGED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "empty": (onnx.ModelProto, ", which has no nodes"),
@@ -53,6 +63,11 @@ DAMAGED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
         ": Graph contains a cycle",
     ),
     "a circle of functions": (recursive, ": Cyclic dependency"),
+    "a name that nothing gives": (
+        lambda: model([helper.make_node("Add", ["x", "nope"], ["y"])]),
+        ": nothing gives nope, which a node reads",
+    ),
+    "a name that nothing gives, inside": (inside, ": nothing gives nope, which a node reads"),
     "two nodes of one output": (lambda: model([CONV, helper.make_node("Relu", ["x"], ["y"])]), ": "),
     "too little data": (lambda: raw(b"1234"), f": {DATA}"),
     "no data for a huge shape": (lambda: raw(b"", (2**20, 2**20, 2**10)), f": {DATA}"),

@@ -1,9 +1,14 @@
-"""The module path that a node of an ONNX file stands under, in reports, in tables and in `precision.keep`."""
+"""Names in an ONNX file: the module path that a node stands under, in reports, in tables and in `precision.keep`; and
+what a node reads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
 
 #: Operators whose second input is a weight.
 WEIGHTED_OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -52,3 +57,18 @@ def _joined(parts: Sequence[str]) -> str:
             path.pop()
         path.append(part)
     return ".".join(path)
+
+
+def unmade(graph: onnx.GraphProto, around: frozenset[str] = frozenset()) -> str | None:
+    """The first name that a node of a graph, or of one inside it, reads and nothing gives; `around` are given."""
+    given = {v.name for v in (*graph.input, *graph.initializer)} | {t.values.name for t in graph.sparse_initializer}
+    known = around | given | {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in known:
+                return str(name)
+        for attribute in node.attribute:
+            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                if (found := unmade(inside, known)) is not None:
+                    return found
+    return None

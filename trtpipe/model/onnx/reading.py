@@ -16,7 +16,7 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.constants import fold_constants, make_dense, without_constant_outputs, without_copies
 from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
-from trtpipe.model.onnx.names import WEIGHTED_OPERATORS, module_path
+from trtpipe.model.onnx.names import WEIGHTED_OPERATORS, module_path, unmade
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
 from trtpipe.values import BINDING_DTYPES, ONNX_DOMAINS
@@ -108,8 +108,8 @@ def opened(path: Path) -> ir.Model:
     taken out.
 
     Raises:
-        InputError: it is no ONNX file, its nodes or functions go in a circle, its external data are not in its
-            folder, or the data of a constant do not fit its shape.
+        InputError: it is no ONNX file, a node reads what nothing gives, its nodes or functions go in a circle, its
+            external data are not in its folder, or the data of a constant do not fit its shape.
     """
     import onnx
     import onnx_ir as ir
@@ -117,6 +117,8 @@ def opened(path: Path) -> ir.Model:
 
     with _invalid(path):
         proto = onnx.load(path, load_external_data=False)
+        if (name := unmade(proto.graph)) is not None:
+            raise ValueError(f"nothing gives {name}, which a node reads")
         make_dense(proto.graph)
         for imported in proto.opset_import:
             imported.domain = "" if imported.domain in ONNX_DOMAINS else imported.domain  # as onnx_ir has that of nodes

@@ -17,7 +17,7 @@ from trtpipe.pipeline.cache.databases import JOURNALS, attached, path_of_databas
 from trtpipe.pipeline.cache.native import operators_watched, wrap
 from trtpipe.pipeline.cache.paths import FilePath, Stamp, is_own, path_of, stamp_of
 from trtpipe.pipeline.cache.probes import is_called_by, watched
-from trtpipe.pipeline.cache.shadows import looked_for
+from trtpipe.pipeline.cache.shadows import looked_for, lookups_told
 from trtpipe.pipeline.cache.variables import variables_watched
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -49,13 +49,19 @@ class Unheard:
 
 
 @contextlib.contextmanager
-def heard_by(log: Log) -> Iterator[None]:
-    """Tell `log`, and nobody else, what is read inside, in this process and in those forked from it."""
+def heard_by(log: Log, folder: str) -> Iterator[None]:
+    """Tell `log`, and nobody else, what is read inside, in this process and in those forked from it; `folder` is the
+    job's."""
     global _active
     _install()
     _active = log
     try:
-        with watched(_asked, is_own, Unheard()), operators_watched(_operator), variables_watched(_variable):
+        with (
+            watched(_asked, is_own, Unheard()),
+            operators_watched(_operator),
+            variables_watched(_variable),
+            lookups_told(_imports, _looked, folder),
+        ):
             yield
     finally:
         _active = None
@@ -184,6 +190,14 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
                 recorder.log(kind, name)
         except Exception:  # noqa: BLE001  # it would fail the user's own call
             recorder.log("program", f"something whose question for {path!r} could not be read")
+
+
+def _imports(frame: FrameType) -> bool:
+    return _active is not None and is_called_by(frame, is_own)
+
+
+def _looked(path: str) -> None:
+    _asked("presence", path, None)
 
 
 def _variable(name: str) -> None:

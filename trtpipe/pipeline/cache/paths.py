@@ -28,6 +28,8 @@ def path_of(value: object) -> FilePath | None:
         return None
     given = os.fsdecode(value)
     path = FilePath(os.path.abspath(given))
+    if path.startswith(_PROCESS):  # links to what the process has: its current folder, its root, what it has opened
+        path = FilePath(os.path.realpath(path))
     if _systems(path + os.sep) or is_packages(path):
         return None
     path.relative = not os.path.isabs(given)
@@ -94,5 +96,6 @@ def _own_folders() -> tuple[str, ...]:
     return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
 
 
+_PROCESS = ("/proc/", "/dev/fd/")
 _SYSTEM = _own_folders()
 _USERS = ("/dev/shm/", "/run/media/", "/run/mount/", "/run/user/")

@@ -63,7 +63,7 @@ class Recorder:
             if self._log is None:
                 self._log = _unnamed_file()
                 self._began = os.fstat(self._log).st_ctime_ns  # by the clock of files, which is behind time.time_ns
-            self._watch.enter_context(heard_by(self))
+            self._watch.enter_context(heard_by(self, str(self._folder)))
         self._depth += 1
         return self
 
