@@ -24,6 +24,7 @@ import numpy as np
 
 from calib.table import CalibrationTable
 from trtpipe.job.load import read_job
+from trtpipe.job.sections import NOT_QUANTIZED
 from trtpipe.pipeline import stages as line
 from trtpipe.progress import Silent
 from trtpipe.routes.onnx import to_onnx
@@ -47,7 +48,6 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "NVFP4": ({"nvfp4_mode": True}, "12.0"),
     "NVFP4, attention in FP8": ({"nvfp4_mode": True, "fp8_mode": True}, "12.0"),
 }
-_OFF = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def variant(job: Job, modes: dict[str, Any], capability: str) -> Job:
     precision = job.precision
     if not any(modes.values()):
         precision = precision.model_copy(update={"keep": type(precision.keep)()})
-    return job.model_copy(update={"precision": precision.model_copy(update=_OFF | modes), "build": build})
+    return job.model_copy(update={"precision": precision.model_copy(update={**NOT_QUANTIZED, **modes}), "build": build})
 
 
 def measured(job: Job, samples: int, names: list[str]) -> list[Row]:

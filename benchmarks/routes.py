@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "trtpipe" / "routes"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 NOT = "not measured"
 BEGIN, END = "<!-- begin: benchmarks/routes.py -->", "<!-- end: benchmarks/routes.py -->"

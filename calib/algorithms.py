@@ -1,6 +1,7 @@
 """From a histogram to amax, the magnitude that INT8's 127 stands for: pure functions, by TensorRT's names.
 
-Scale is amax / 127; a value x becomes round(x / scale) clipped to [-127, 127], and -128 is not used.
+Scale is amax / 127; a value x becomes round(x / scale) clipped to [-127, 127] in all figures here. TensorRT uses -128
+of activations too, not of weights.
 """
 
 from __future__ import annotations

@@ -69,10 +69,12 @@ def build(
         progress: receives stages and steps; by default a bar in a notebook, and nothing elsewhere.
         sign: the file of a private key (see `trtpipe keygen`), or a function from the manifest's bytes to their
             signature, as `trtpipe.bundle.signing.signer` makes it. A bundle whose check failed is not signed.
-        diagnose_seconds: after a failed INT8 check, how long to look for the modules to blame; 0: not at all.
+        diagnose_seconds: after a failed check of a quantized model, how long to look for the modules to blame; 0: not
+            at all. `check.sensitivity: true` measures them in full, whatever this says.
 
     Raises:
-        TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
+        TrtpipeError: what the command line would end with, with the same exit code. Before the check is done no bundle
+            is then written; after it the bundle stays, without what was being measured to explain it.
         OSError: the disk refuses; it names the file or folder.
     """
     signs = signer(Path(sign)) if isinstance(sign, str | Path) else sign

@@ -86,7 +86,7 @@ JUDGED_TOGETHER = ("torch", "torchao")
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys((*CAPTURE, *IMAGES), "build"),
     **dict.fromkeys((*BUILDING, "matplotlib"), "build"),
-    **dict.fromkeys(("cuda", "pycuda"), "edge"),
+    "cuda": "edge",
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
     "pycocotools": "coco",

@@ -46,6 +46,16 @@ def test_each_combination_is_a_job_with_a_name_of_its_own(tmp_path):
     assert jobs[2].text.endswith("# matrix precision=int8_fp16, target=tensorrt_rtx\n")
 
 
+@pytest.mark.parametrize("label", ["fp32", "fp16", "int8", "int8_fp16", "fp8_fp16"])
+@pytest.mark.parametrize("own", ["nvfp4_mode: true", "weights: int4", "int8_mode: true", "fp8_mode: true"])
+def test_a_word_of_the_axis_precision_turns_every_other_format_off(tmp_path, label, own):
+    """A cell named fp32 kept the job's NVFP4, or its weights in INT4."""
+    head = f"name: a\nprecision: {{fp16_mode: true, {own}}}\nmatrix:\n  precision: [{label}]\n"
+    (job,) = read_jobs(write(tmp_path, head))
+    assert job.precision.on == tuple(m for m in ("int8_mode", "fp8_mode") if m.partition("_")[0] in label.split("_"))
+    assert job.precision.half == ("fp16" if "fp16" in label else None)
+
+
 def test_the_name_says_where_labels_go_and_the_others_are_appended(tmp_path):
     head = "name: '{target}.a'\nmatrix:\n  target: [onnxruntime]\n  calibration.batch_size: [8]\n"
     assert [j.name for j in read_jobs(write(tmp_path, head))] == ["onnxruntime.a-8"]

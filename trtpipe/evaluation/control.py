@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: A tensor of a file, by name, or a node of a program.
 Value = TypeVar("Value")
-#: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
+#: A calibration gone wrong by this factor leaves only -1, 0 and 1 of INT8's levels.
 SCALE_FACTOR = float(INT8_MAX)
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"

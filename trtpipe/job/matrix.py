@@ -24,6 +24,7 @@ from calib.types import JsonObject
 from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
 from trtpipe.job.problems import shown, violation
+from trtpipe.job.sections import NOT_QUANTIZED
 from trtpipe.job.yamlfile import Document, KeyPath, Place
 
 MATRIX_KEY = "matrix"
@@ -34,10 +35,12 @@ SHORT: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("calibration", "algorithm"),
     "weights": ("model", "weights"),
 }
-_MODES = ("fp16_mode", "bf16_mode", "int8_mode", "fp8_mode")
-#: What the axis `precision` may be written as.
-_PRECISIONS: Mapping[str, Mapping[str, bool]] = {
-    label: {mode: mode in on for mode in _MODES}
+#: What the axis `precision` may be written as; formats by glob stay where something is quantized.
+_PRECISIONS: Mapping[str, JsonObject] = {
+    label: {
+        **{key: off for key, off in NOT_QUANTIZED.items() if key != "formats" or label in ("fp32", "fp16", "bf16")},
+        **{mode: mode in on for mode in ("fp16_mode", "bf16_mode", "int8_mode", "fp8_mode")},
+    }
     for label, on in {
         "fp32": (),
         "fp16": ("fp16_mode",),

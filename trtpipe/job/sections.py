@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -190,6 +191,12 @@ OR_RECALIBRATE = "Set int8_mode, or calibration.recalibrate to start from its FP
 
 #: A float type of 16 bits.
 Half = Literal["fp16", "bf16"]
+
+
+#: The keys of `precision` by which nothing is quantized.
+NOT_QUANTIZED: Mapping[str, object] = {
+    "int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {},
+}  # fmt: skip
 
 
 class Precision(Section):

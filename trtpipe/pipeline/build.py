@@ -69,7 +69,8 @@ def build(
         out: the folder of bundles.
         reporter: receives the stages.
         sign: signs the manifest.
-        diagnose_seconds: time limit for finding the modules that make a check fail; 0: they are not looked for.
+        diagnose_seconds: time limit for finding the modules that make a check fail; 0: they are not looked for, unless
+            the job asks for sensitivities.
         results: results of stages that need not be computed.
 
     Raises:

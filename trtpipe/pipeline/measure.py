@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calib.types import Array, JsonObject
+from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData
 from trtpipe.evaluation.speedup import HYBRID_LATENCY, judge_speedup, measure_speedup
+from trtpipe.job.sections import NOT_QUANTIZED
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, failed_outputs, is_about_numbers
@@ -184,8 +185,7 @@ def judged_speed(job: Job, prepared: PreparedJob, engine: Engine, report: CheckR
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    none: JsonObject = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
-    update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    update = {**NOT_QUANTIZED, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     by_fp16 = job.build.model_copy(update={"quantization": "explicit"})  # nothing is quantized
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update), "build": by_fp16})
     other = compile_engine(plain, prepared, quantize(plain, prepared, None, stages), stages)

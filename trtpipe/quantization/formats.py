@@ -1,6 +1,6 @@
 """The number formats below 16 bits: their ranges, their scales, and tensors rounded to them.
 
-    int8   symmetric, 255 levels; a scale a tensor, or a scale an output channel of a weight
+    int8   -127 to 127 for weights, -128 to 127 for activations; a scale a tensor, or an output channel of a weight
     fp8    E4M3 without infinities: 3 bits of mantissa from 2^-6 to 448, subnormal down to 2^-9; scales as INT8 has them
     int4   weights alone: -8 to 7, a scale for every block of 128 (or 64) numbers along the inputs of a linear
     nvfp4  E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16; a block's scale is itself E4M3, times one FP32 a tensor

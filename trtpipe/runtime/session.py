@@ -191,8 +191,9 @@ class Model:
 
     @property
     def scores(self) -> TensorSpec | None:
-        """The first output that is [S, C] and holds a score a class, by which samples are classified."""
-        return next((s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2), None)
+        """The first output that is [S, C], C >= 2, of floats: a score a class, by which samples are classified."""
+        ranked = (s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2 and s.shape[1] != 1)
+        return next((s for s in ranked if s.dtype.startswith("float")), None)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
         """The `top` best classes in `outputs`, by the first output that is [S, C].
