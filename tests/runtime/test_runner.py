@@ -100,13 +100,12 @@ def test_tensorrt_proper_specializes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other", [("ids", "int64", ("N", 5)), ("one", "float32", ("N", 1)), ("map", "float32", ("N", 4, 4))]
 )
-def test_classes_are_those_of_the_output_that_the_check_ranks(tmp_path: Path, other: tuple[str, str, Any]) -> None:
+def test_classes_are_those_of_the_output_that_the_check_ranks(other: tuple[str, str, Any]) -> None:
     """Sorted ids were taken for scores."""
     name, dtype, shape = other
     first = shipping.replaced(shipping.OUTPUT, name=name, dtype=dtype, shape=shape)
     manifest = shipping.manifest(outputs=(first, shipping.OUTPUT))
-    model = Model(SimpleNamespace(manifest=manifest, path=tmp_path), SimpleNamespace(name="double"), "graph")
-    assert model.scores == shipping.OUTPUT
+    assert Model.scores.fget(SimpleNamespace(manifest=manifest)) == shipping.OUTPUT
 
 
 def test_load_and_classify(tmp_path: Path, photos: Path) -> None:
