@@ -231,10 +231,7 @@ class CalibrationTable:
 
     @classmethod
     def merge(cls, tables: Sequence[CalibrationTable]) -> CalibrationTable:
-        """The table of all shards' data together: amax and histograms are those of one run over all of it.
-
-        Each run deals its batches out to two halves by itself, so that `stability`, its warnings and the digest may
-        differ.
+        """The table of all shards' data: amax and histograms of one run over it, and halves that each shard has dealt out.
 
         Raises:
             CalibError: no tables, tables without histograms or of different models, and samples in more than one.
