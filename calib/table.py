@@ -231,7 +231,7 @@ class CalibrationTable:
 
     @classmethod
     def merge(cls, tables: Sequence[CalibrationTable]) -> CalibrationTable:
-        """The table of all shards' data: amax and histograms of one run over it, and halves as each shard dealt them out.
+        """The table of all shards' data: amax and histograms of one run over it, and halves as each shard dealt them.
 
         Raises:
             CalibError: no tables, tables without histograms or of different models, and samples in more than one.
