@@ -108,7 +108,7 @@ class Unwilling:
     "returned",
     [Unwilling(), [Unwilling()] * 4, (Unwilling(), np.mean), torch.ones(4, dtype=torch.bfloat16),
      torch.ones(4, device="meta"), torch.ones(4).to_sparse(), [torch.ones((), requires_grad=True)] * 4],
-    ids=str,
+    ids=["object", "objects", "rows", "bfloat16", "meta", "sparse", "tensors"],
 )  # fmt: skip
 def test_what_cannot_be_made_an_array_is_the_functions_fault(returned: object, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"^check\.metrics\.m raised "):

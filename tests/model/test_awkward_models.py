@@ -107,7 +107,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     ),
     "return [{'boxes': row[None]} for row in y]": (("0.boxes",), ("outputs: the model must return as many tensors for any batch (got 1 for one sample",)),
     "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
-    "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
+    "return float(y.sum())": (ONE, ("it returns float -0.", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),
     # What the model does cannot be run or captured
     "return torch.autograd.grad(self.a(x.detach().requires_grad_()).sum(), x)[0]": (ONE, ("model: it fails on zeros of the declared inputs", "It takes gradients as it runs, which an engine cannot: write out what they come to.")),
