@@ -35,10 +35,10 @@ SHORT: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("calibration", "algorithm"),
     "weights": ("model", "weights"),
 }
-#: What the axis `precision` may be written as; formats by glob stay where something is quantized.
+#: What the axis `precision` may be written as. Formats by glob stay, and are refused where theirs is off.
 _PRECISIONS: Mapping[str, JsonObject] = {
     label: {
-        **{key: off for key, off in NOT_QUANTIZED.items() if key != "formats" or label in ("fp32", "fp16", "bf16")},
+        **{key: off for key, off in NOT_QUANTIZED.items() if key != "formats"},
         **{mode: mode in on for mode in ("fp16_mode", "bf16_mode", "int8_mode", "fp8_mode")},
     }
     for label, on in {

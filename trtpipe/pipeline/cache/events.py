@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Protocol
 
 from trtpipe.pipeline.cache.callers import is_from_users_code, is_package_import
@@ -17,7 +16,7 @@ from trtpipe.pipeline.cache.databases import JOURNALS, attached, path_of_databas
 from trtpipe.pipeline.cache.native import operators_watched, wrap
 from trtpipe.pipeline.cache.paths import FilePath, Stamp, is_own, path_of, stamp_of
 from trtpipe.pipeline.cache.probes import is_called_by, watched
-from trtpipe.pipeline.cache.shadows import looked_for, lookups_told
+from trtpipe.pipeline.cache.shadows import Lookup, lookups_told
 from trtpipe.pipeline.cache.variables import variables_watched
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -60,7 +59,7 @@ def heard_by(log: Log, folder: str) -> Iterator[None]:
             watched(_asked, is_own, Unheard()),
             operators_watched(_operator),
             variables_watched(_variable),
-            lookups_told(_imports, _looked, folder),
+            lookups_told(_looked, folder),
         ):
             yield
     finally:
@@ -117,12 +116,6 @@ def _file(recorder: Log, name: str) -> None:
         with contextlib.suppress(ValueError):
             name = importlib.util.source_from_cache(name)
     recorder.log("file", name, stamp_of(name))
-    if name.endswith(".py") and recorder.counts(name):  # where sources that are ingredients are found is known anyhow
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == __name__:
-            frame = frame.f_back
-        for path in filter(None, map(path_of, looked_for(name, frame))):
-            recorder.log("presence", path)
 
 
 def _listed(recorder: Log, args: Sequence[object]) -> None:
@@ -192,12 +185,14 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
             recorder.log("program", f"something whose question for {path!r} could not be read")
 
 
-def _imports(frame: FrameType) -> bool:
-    return _active is not None and is_called_by(frame, is_own)
-
-
-def _looked(path: str) -> None:
-    _asked("presence", path, None)
+def _looked(lookup: Lookup) -> None:
+    """A module was looked for: of the user's own one, unless it is an ingredient, all places count; where the job's
+    code asks for another, or finds none, those that are not of the environment."""
+    if _active is None:
+        return
+    is_users = lookup.found is not None and path_of(lookup.found) is not None and _active.counts(lookup.found)
+    for path in lookup.absent if is_users else lookup.own if is_called_by(lookup.frame, is_own) else ():
+        _asked("presence", path, None)
 
 
 def _variable(name: str) -> None:

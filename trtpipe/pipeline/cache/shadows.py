@@ -1,4 +1,4 @@
-"""Files that an import looked for: they would have been loaded in the place of the module, had they been there."""
+"""Where an import looks: files that would have been loaded in the place of the module, had they been there."""
 
 from __future__ import annotations
 
@@ -6,73 +6,67 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import FrameType
 
 #: What a folder of `sys.path` may hold of a module, in the order in which Python looks.
 _FORMS = (f"{os.sep}__init__.py", *EXTENSION_SUFFIXES, ".py")
-#: Python's own import, by the names of its two modules.
-_IMPORT = ("importlib._bootstrap", "importlib._bootstrap_external", "_frozen_importlib", "_frozen_importlib_external")
 
 
-def looked_for(file: str, frame: FrameType | None) -> Iterator[str]:
-    """Absolute paths at which Python looked for the module that it is loading from `file`, before it found that.
+@dataclass(frozen=True)
+class Lookup:
+    """Where Python looks for one module, by absolute paths.
 
-    Args:
-        file: the source file.
-        frame: of whoever opens it; nothing is given where that is no import.
+    `frame` is of whoever asks; `absent` are the paths at which nothing is, `own` those of them that are not in a folder
+    of the environment, searched before the job's code began; `found` is the first at which the module is, or None.
     """
-    while frame is not None and frame.f_globals.get("__name__") in _IMPORT:
-        if frame.f_code.co_name == "get_code":
-            break
-        frame = frame.f_back
-    else:
-        return
-    assert frame is not None
-    parent, _, name = str(frame.f_locals.get("fullname", "")).rpartition(".")
-    folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else sys.path
-    for folder in folders:
-        for form in _FORMS:
-            path = os.path.join(os.path.abspath(folder), name + form)
-            if path == file or (os.path.exists(path) and os.path.samefile(path, file)):
-                return
-            yield path
+
+    frame: FrameType
+    absent: tuple[str, ...]
+    own: tuple[str, ...]
+    found: str | None
 
 
-class _Lookups:
+class _Finder:
     """A finder of modules that finds none, and tells where Python looks."""
 
-    def __init__(self, asks: Callable[[FrameType], bool], tell: Callable[[str], None], folder: str) -> None:
-        self._asks, self._tell = asks, tell
-        self._folder, self._before = os.path.join(folder, ""), frozenset(sys.path)
+    def __init__(self, tell: Callable[[Lookup], None], folder: str) -> None:
+        self._tell, self._folder, self._before = tell, os.path.join(folder, ""), frozenset(sys.path)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Tell of each path at which Python looks for the module `name` and finds nothing."""
-        if not self._asks(sys._getframe(1)):
-            return
+        """Tell where Python looks for the module `name`, down to the first path at which it is."""
         last = name.rpartition(".")[2]
+        absent: list[str] = []
+        own: list[str] = []
+        found = None
         for folder in map(str, sys.path if path is None else path):
-            # Folders that were searched before the job's code began are of the environment, but for the job's own.
-            if path is None and folder in self._before and not os.path.join(folder, "").startswith(self._folder):
-                continue
             place = os.path.join(os.path.abspath(folder), last)
+            missing = []
             for form in _FORMS:
                 if os.path.isfile(place + form):
-                    return
-                self._tell(place + form)
-            self._tell(place)  # a folder alone is a part of a namespace package
+                    found = place + form
+                    break
+                missing.append(place + form)
+            else:
+                missing.append(place)  # a folder alone is a part of a namespace package
+            absent += missing
+            if path is not None or folder not in self._before or os.path.join(folder, "").startswith(self._folder):
+                own += missing
+            if found is not None:
+                break
+        self._tell(Lookup(sys._getframe(1), tuple(absent), tuple(own), found))
 
 
 @contextlib.contextmanager
-def lookups_told(asks: Callable[[FrameType], bool], tell: Callable[[str], None], folder: str) -> Iterator[None]:
-    """Tell of the paths at which Python looks for modules inside, whether it finds one or not.
+def lookups_told(tell: Callable[[Lookup], None], folder: str) -> Iterator[None]:
+    """Tell where Python looks for modules inside, whether it finds one or not.
 
     Args:
-        asks: whether a lookup that was begun in this frame counts.
-        tell: is given absolute paths, and raises nothing.
+        tell: raises nothing.
         folder: of the job, which is searched for its own code.
     """
-    finder = _Lookups(asks, tell, os.path.abspath(folder))
+    finder = _Finder(tell, os.path.abspath(folder))
     sys.meta_path.insert(0, finder)
     try:
         yield
