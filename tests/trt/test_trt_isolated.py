@@ -192,3 +192,48 @@ def test_the_context_ends_a_process_that_reads_nothing(monkeypatch: pytest.Monke
         assert builder._sender is not None
     assert not builder._sender.is_alive()
     assert builder._child.returncode == -9
+
+
+class Told(Isolated):
+    """Keeps what it sends."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def _send(self, *parts: bytes) -> None:
+        self.parts += parts
+        super()._send(*parts)
+
+
+@pytest.fixture(scope="module")
+def told() -> list[bytes]:
+    with Told() as builder:
+        builder.start(network(), BUILD)
+        builder.finish(Silent())
+        return builder.parts
+
+
+@pytest.mark.parametrize("part", range(4), ids=["head", "places", "request", "model"])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_parent_that_is_stopped_meanwhile_leaves_a_quiet_child(part: int, share: float, told: list[bytes]) -> None:
+    assert len(told) == 4
+    reader, writer = os.pipe()
+    head = b"%d %s" % (writer, told[0].split(maxsplit=1)[1])
+    given = b"".join([head, *told[1:]][:part]) + told[part][: int(share * len(told[part]))]
+    command = [sys.executable, "-s", "-S", "-c", isolated._BOOTSTRAP]
+    ended = subprocess.run(command, input=given, capture_output=True, pass_fds=(writer,), timeout=60, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    with os.fdopen(reader, "rb") as results:
+        assert results.read() == b""
+
+
+def test_a_start_that_is_interrupted_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolated, "_libraries", interrupted)
+    builder = Isolated()
+    with pytest.raises(KeyboardInterrupt), builder:
+        raise AssertionError("it must not be entered")
+    assert builder._child.returncode is not None

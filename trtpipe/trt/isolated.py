@@ -41,7 +41,8 @@ from trtpipe.trt.builder import build_engine
 from trtpipe.values import DimRange, Engine, OnnxModel, TensorSpec
 
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
-#: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap.
+#: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap. A
+#: stdin that ends early is of a parent that was stopped: nothing is left to do or to say.
 _BOOTSTRAP = """
 import ctypes, gc, os, sys
 gc.disable()
@@ -52,8 +53,14 @@ if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1
 libc.prctl(1, 9)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 libc.mallopt(-3, 32 << 20)
-writer, libraries, size = map(int, sys.stdin.buffer.readline().split())
-places = [os.fsdecode(place) for place in sys.stdin.buffer.read(size).split(b"\\0")]
+head = sys.stdin.buffer.readline()
+if not head.endswith(b"\\n"):
+    sys.exit()
+writer, libraries, size = map(int, head.split())
+places = sys.stdin.buffer.read(size)
+if len(places) < size:
+    sys.exit()
+places = [os.fsdecode(place) for place in places.split(b"\\0")]
 for library in places[:libraries]:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 sys.path[:] = places[libraries:]
@@ -115,12 +122,21 @@ class Isolated:
             cwd="/",
             start_new_session=True,  # an interrupt of the terminal is for us to pass on
         )
-        os.close(writer)
+        try:
+            self._describe(writer)
+        except BaseException:  # stopped here, the context is not entered, and so not left
+            self.__exit__()
+            raise
+        finally:
+            os.close(writer)
+        return self
+
+    def _describe(self, writer: int) -> None:
+        """Tell the process where it answers and where its modules are."""
         libraries = _libraries()
         # as the system has them, in which no path holds a NUL: the two processes may have different encodings
         places = b"\0".join(map(os.fsencode, (*libraries, *(p or os.getcwd() for p in sys.path))))
         self._send(b"%d %d %d\n" % (writer, len(libraries), len(places)), places)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._child.kill()
@@ -247,17 +263,26 @@ class _Messages(Silent):
 
 
 def serve(descriptor: int, fixed: bool) -> None:
-    """Read the request from stdin, build in a new thread, and write the engine to `descriptor`."""
+    """Read the request from stdin, build in a new thread, and write the engine to `descriptor`.
+
+    Where stdin ends before the request does, it returns: the parent was stopped, and nobody reads.
+    """
     results = os.fdopen(descriptor, "wb")
     messages = _Messages(results)
-    request = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):  # as in `_BOOTSTRAP`
+        return
+    request = json.loads(line)
+    data = sys.stdin.buffer.read(request["bytes"])
+    if len(data) < request["bytes"]:
+        return
 
     def spec(raw: JsonObject) -> TensorSpec:
         dims = {n: DimRange(*r) for n, r in raw["dims"].items()}
         return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
 
     model = OnnxModel(
-        sys.stdin.buffer.read(request["bytes"]),
+        data,
         request["opset"],
         tuple(spec(s) for s in request["inputs"]),
         tuple(spec(s) for s in request["outputs"]),
