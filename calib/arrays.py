@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from calib.errors import CalibError
-from calib.files import unreadable
+from calib.files import suffix_of, unreadable
 from calib.samples import ARRAY_SUFFIXES, InputSpec, Sample, fit, require_shapes
 from calib.types import Array
 
@@ -75,12 +75,13 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     """
     readers = dict(zip(ARRAY_SUFFIXES, (_npy, _npz, _safetensors), strict=True))
     file = Path(path)
-    if file.suffix not in readers:
-        raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {file.suffix or 'no suffix'!r}).")
+    suffix = suffix_of(file)
+    if suffix not in readers:
+        raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {suffix or 'no suffix'!r}).")
     if not file.is_file():
         raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
     with _readable(path):
-        rows = readers[file.suffix](file, inputs)
+        rows = readers[suffix](file, inputs)
     names = {i.name for i in inputs}
     if rows.keys() - ({LABELS} - names) != names:
         raise CalibError(
@@ -117,9 +118,8 @@ def _readable(path: str | Path) -> Iterator[None]:
     except Exception as error:  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
         if isinstance(error, OSError) and error.errno is not None:
             raise CalibError(unreadable(path, error)) from error
-        suffix = Path(path).suffix
         raise CalibError(
-            f"{path}: must be a readable {suffix} file of plain arrays (got {error}). Save it again."
+            f"{path}: must be a readable {suffix_of(path)} file of plain arrays (got {error}). Save it again."
         ) from error
 
 

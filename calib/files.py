@@ -10,7 +10,7 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 #: How a pointer begins, and what says so and helps.
@@ -21,6 +21,11 @@ LFS_POINTER, FETCH = "the pointer of Git LFS to it", "Fetch it: git lfs pull."
 def as_text(name: str) -> str:
     """`name` with each byte that is no UTF-8 (Python holds it as half a surrogate pair) spelt out as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def suffix_of(path: str | PurePath) -> str:
+    """The suffix of a file's name, by which its format is told: ".npy" of "A.NPY"; "" where it has none."""
+    return PurePath(path).suffix.lower()
 
 
 def open_regular(path: Path) -> BinaryIO:

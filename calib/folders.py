@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calib.errors import CalibError
-from calib.files import as_text
+from calib.files import as_text, suffix_of
 from calib.samples import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 
 
@@ -62,7 +62,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return stat.S_ISDIR(os.stat(entry.path).st_mode)
     except OSError as error:
-        if _suffix(entry.name) in (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES):
+        if suffix_of(entry.name) in (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES):
             return False  # a bad sample, which whoever opens it names
         raise CalibError(
             f"{entry.path}: must lead to a file or a folder (got {error.strerror}). Repair the link, or remove it."
@@ -90,7 +90,7 @@ def images_below(folder: str | Path) -> list[Path]:
 
 def images_in(listing: Listing) -> list[Path]:
     """The files of `IMAGE_SUFFIXES` of one folder, sorted."""
-    return [listing.path / name for name in listing.files if _suffix(name) in IMAGE_SUFFIXES]
+    return [listing.path / name for name in listing.files if suffix_of(name) in IMAGE_SUFFIXES]
 
 
 def has_images(folder: str | Path) -> bool:
@@ -110,9 +110,9 @@ def unread(where: str, folder: str | Path, *, classes: bool) -> tuple[str, ...]:
         CalibError: as `below`.
     """
     root, listings = Path(folder), list(below(folder))
-    other = [at.path / n for at in listings for n in at.files if _suffix(n) in UNREAD_SUFFIXES]
+    other = [at.path / n for at in listings for n in at.files if suffix_of(n) in UNREAD_SUFFIXES]
     dotted = [at.path / n for at in listings for n in at.hidden]
-    hidden = [p for p in dotted if _suffix(p.name) in IMAGE_SUFFIXES or p.is_dir()]
+    hidden = [p for p in dotted if suffix_of(p.name) in IMAGE_SUFFIXES or p.is_dir()]
     beside = images_in(listings[0]) if classes and listings[0].folders else []
     notes = (
         (other, f"pictures are of a kind that is not read: convert to one of {', '.join(IMAGE_SUFFIXES)}"),
@@ -124,7 +124,3 @@ def unread(where: str, folder: str | Path, *, classes: bool) -> tuple[str, ...]:
         for paths, text in notes
         if paths
     )
-
-
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()

@@ -17,6 +17,7 @@ from trtpipe.pipeline.calibrate import make_table
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.kit import write_kit
 from trtpipe.pipeline.own_modules import sources
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.tune import tune
 from trtpipe.progress import Silent
 
@@ -141,3 +142,21 @@ def test_weights_of_4_bits_fitted_to_the_samples_of_the_check(
     built = build(read_job(tmp_path / "job.yaml"), tmp_path / "out", Silent(), diagnose_seconds=0)
     warnings = [w for w in built.report.warnings if w.startswith("8 of 8 check samples were calibrated on too")]
     assert len(warnings) == warned
+
+
+@pytest.mark.parametrize("size", [7, 48, 64, 100])
+def test_the_first_samples_are_those_of_the_first_batches(size: int, tmp_path: Path) -> None:
+    """What is warned of is what the weights were fitted to, for sizes that do not divide how many that are, too."""
+    (tmp_path / f"net_of_first_{size}.py").write_text(
+        "import torch\n\n\ndef net():\n    torch.manual_seed(0)\n    return torch.nn.Linear(3, 2)\n"
+    )
+    text = JOB.format(late=f"first_{size}").replace("[N, 3, 8, 8]", "[N, 3]").replace("opt: 4, max: 4", "max: 128")
+    text = text.replace("N: {min: 1, ", "N: {min: 1, opt: 1, ").replace("batch_size: 4", f"batch_size: {size}")
+    (tmp_path / "job.yaml").write_text(text)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((130, 3), np.float32))
+    prepared = PreparedJob(read_job(tmp_path / "job.yaml"), Stages(Silent()))
+    used = np.concatenate([inputs[0].numpy() for inputs in prepared.first_batches()])
+    (drawn,) = prepared.calibration_samples.batches(130)
+    np.testing.assert_array_equal(used, drawn.arrays["x"][: len(used)])
+    assert prepared.first_digests == prepared.calibration_samples.sample_digests[: len(used)]
+    assert len(used) == max(size, 64 // size * size)

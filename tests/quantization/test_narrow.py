@@ -16,12 +16,12 @@ from models import Attention, line, tiny
 from calib.audit import Audit, TensorAudit
 from calib.table import CalibrationTable, given_table
 from trtpipe.errors import InputError
+from trtpipe.job.globs import matching
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
-from trtpipe.quantization.globs import matching
 from trtpipe.quantization.moments import block_moments, shrunk
 from trtpipe.quantization.narrow import Statistics
 from trtpipe.quantization.policy import Choice, Modes, assign, cannot

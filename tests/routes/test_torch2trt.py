@@ -351,6 +351,9 @@ def test_devices_by_glob_the_last_one_deciding(double, small):
                     net.head: trt.DeviceType.GPU}  # fmt: skip
     with pytest.raises(InputError, match=r"^build.device_types.haed: must fit the path of .*\(got none of 4\)"):
         route.device_types(small.loaded.module, {"haed": "gpu"}, trt)
+    nested = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()), torch.nn.ReLU())
+    made = route.device_types(nested, {"0": "dla"}, trt)  # a container's holds for all inside, as everywhere
+    assert made == {nested[0]: trt.DeviceType.DLA, nested[0][0]: trt.DeviceType.DLA}
 
 
 def test_dla_for_the_whole_static_model(double):

@@ -338,7 +338,7 @@ OPTIONS = {
     "default_device_type": ("dla", {}, None),
     "dla_core": (0, {"default_device_type": "dla"}, None),
     "gpu_fallback": (True, {"default_device_type": "dla"}, None),
-    "device_types": ({"layer3.*": "gpu"}, {}, lambda c, t, n: c.is_device_type_set(n.get_layer(0))),
+    "device_types": ({"layer3": "gpu"}, {}, lambda c, t, n: c.is_device_type_set(n.get_layer(0))),
     "plugins": (("libtwice.so",), {}, None),
 }  # fmt: skip
 

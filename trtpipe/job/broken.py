@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from pydantic import BaseModel
 
+from calib.files import suffix_of
 from trtpipe.job.sections import Normalize
 from trtpipe.job.yamlfile import KeyPath
 
@@ -65,7 +65,7 @@ def named_callable(value: str | None, path: KeyPath) -> Iterator[Broken]:
 
 def suffixed(value: str | None, path: KeyPath, legal: tuple[str, ...]) -> Iterator[Broken]:
     """A file name ends in what its format ends in."""
-    if value is not None and PurePath(value).suffix not in legal:
+    if value is not None and suffix_of(value) not in legal:
         yield Broken(path, f"end in {' or '.join(legal)}", repr(value))
 
 

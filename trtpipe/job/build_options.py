@@ -155,7 +155,8 @@ class BuildOptions(BaseModel):
     dla_core: int | None = Field(default=None, ge=0, le=1, description="which DLA core runs what is on DLA")
     gpu_fallback: bool = Field(default=False, description="layers that DLA cannot run go to the GPU")
     device_types: dict[str, DeviceType] = Field(
-        default_factory=dict, description="device by glob over module paths; the last glob that fits decides"
+        default_factory=dict,
+        description="device by glob over module paths, which holds for all inside too; the last glob that fits decides",
     )
     plugins: tuple[str, ...] = Field(
         default=(), description="libraries of TensorRT plugins for operations of torch.library: docs/routes.md"

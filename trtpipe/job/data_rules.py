@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 
 from calib.algorithms import BASES
+from calib.files import suffix_of
 from calib.samples import ARRAY_SUFFIXES, SOURCES
 from trtpipe.errors import either
 from trtpipe.job.broken import (
@@ -104,7 +104,7 @@ def _labels(check: Check) -> Iterator[Broken]:
     """Rows of a .npy are found by the place of a sample in its file, all else by the names of images."""
     if check.labels is None:
         return
-    rows = PurePath(check.labels).suffix.lower() == ".npy"
+    rows = suffix_of(check.labels) == ".npy"
     if rows and check.images is not None:
         hint = "Images have no order: give a folder of masks, a .json of COCO or a .csv."
         yield Broken(("check", "labels"), "be no .npy with check.images", repr(check.labels), hint)
@@ -191,7 +191,7 @@ def _one_input(section: str, inputs: Mapping[str, Input]) -> Broken:
 
 def _fits(section: str, data: Data, transform: Transform | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
     """Whether what `data` gives can be what the inputs take."""
-    if data.arrays is not None and PurePath(data.arrays).suffix == ".npy" and len(inputs) != 1:
+    if data.arrays is not None and suffix_of(data.arrays) == ".npy" and len(inputs) != 1:
         got = f"inputs {', '.join(inputs)}"
         yield Broken((section, "arrays"), "be .npz or .safetensors for more than one input", got)
     if data.images is None:

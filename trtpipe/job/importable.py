@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from calib.files import text_at_most
+from calib.files import suffix_of, text_at_most
 from calib.user_code import OURS, hidden_step
 from trtpipe.errors import did_you_mean
 from trtpipe.job.yamlfile import MAX_BYTES
@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def is_job_file(path: Path) -> bool:
     """Whether a path in a folder of jobs is one: hidden files are none, as macOS and editors leave them there; a link
     to nothing, or to where nobody may look, and a pipe are, and fail when they are read."""
-    if path.suffix.lower() not in _JOB_SUFFIXES or path.name.startswith("."):
+    if suffix_of(path) not in _JOB_SUFFIXES or path.name.startswith("."):
         return False
     return not os.path.isdir(path)
 

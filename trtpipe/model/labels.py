@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from calib.errors import CalibError
-from calib.files import open_regular, text_at_most
+from calib.files import open_regular, suffix_of, text_at_most
 from calib.folders import images_below
 from calib.images import UNREADABLE_IMAGE, geometry
 from calib.samples import TransformSpec
@@ -36,10 +36,6 @@ _BY_SAMPLE = (".csv", ".npy")
 _MOST_BYTES = 1 << 30
 
 
-def _suffix(path: str) -> str:
-    return Path(path).suffix.lower()
-
-
 def sample_labels(check: Check) -> str | None:
     """The file of `check.labels` that says what is right for each sample; None where it names classes, or there is
     none."""
@@ -48,7 +44,7 @@ def sample_labels(check: Check) -> str | None:
 
 def names_classes(path: str) -> bool:
     """Whether `check.labels` is a text file that names the model's classes, and says nothing of samples."""
-    return not Path(path).is_dir() and _suffix(path) not in (*_BY_SAMPLE, ".json")
+    return not Path(path).is_dir() and suffix_of(path) not in (*_BY_SAMPLE, ".json")
 
 
 def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
@@ -57,9 +53,9 @@ def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
     Raises:
         InputError: it cannot be read, or lacks a sample.
     """
-    if _suffix(path) not in _BY_SAMPLE:
+    if suffix_of(path) not in _BY_SAMPLE:
         return None
-    rows = _csv(path, ids) if _suffix(path) == ".csv" else _rows(path, ids)
+    rows = _csv(path, ids) if suffix_of(path) == ".csv" else _rows(path, ids)
     return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 
@@ -79,9 +75,9 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictur
     """
     if Path(path).is_dir():
         return _masks(Path(path), ids, transform, pictures)
-    if _suffix(path) == ".json":
+    if suffix_of(path) == ".json":
         return _coco(path, ids, transform, pictures)
-    return _csv(path, ids) if _suffix(path) == ".csv" else _rows(path, ids)
+    return _csv(path, ids) if suffix_of(path) == ".csv" else _rows(path, ids)
 
 
 def require_rows(path: str, total: int | None) -> None:
@@ -94,7 +90,7 @@ def require_rows(path: str, total: int | None) -> None:
     Raises:
         InputError: it has more, or fewer.
     """
-    if _suffix(path) == ".npy" and total is not None and (rows := len(_opened(path))) != total:
+    if suffix_of(path) == ".npy" and total is not None and (rows := len(_opened(path))) != total:
         hint = "Give the labels of these samples, -1 where one is unknown."
         raise _fault(path, f"have a row for each of the {total} samples", f"{rows}", hint)
 

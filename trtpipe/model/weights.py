@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.files import is_torchscript
+from calib.files import is_torchscript, suffix_of
 from calib.types import JsonObject
 from calib.user_code import user_code
 from trtpipe.errors import InputError, first_line
@@ -27,7 +27,7 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
     import torch
 
     try:
-        if path.suffix == ".safetensors":
+        if suffix_of(path) == ".safetensors":
             from safetensors.torch import load_file
 
             state: JsonObject = load_file(str(path))

@@ -338,17 +338,29 @@ class PreparedJob:
         data = self.job.calibration
         return data is not None and bool(data.images or data.arrays or data.factory)
 
+    def _first(self) -> tuple[Source, int, int]:
+        """The samples that calibrate, or those of the check where none do; how many make a batch, and how many batches
+        are the first."""
+        job, data = self.job, self.job.calibration
+        source = self.calibration_samples if self.calibrates else self.check_samples
+        size = job.batch_size(data if data is not None and self.calibrates else job.check)
+        return source, size, max(1, RANGE_SAMPLES // size)
+
+    @property
+    def first_digests(self) -> tuple[str, ...]:
+        """The digests of the samples in `first_batches`."""
+        source, size, count = self._first()
+        return source.sample_digests[: size * count]
+
     def first_batches(self) -> Iterator[list[torch.Tensor]]:
         """Inputs [B, ...] in order of the first calibration samples, or check samples where there are none."""
         import torch
 
-        job = self.job
-        source = self.calibration_samples if self.calibrates else self.check_samples
-        size = job.batch_size(job.calibration if job.calibration is not None and self.calibrates else job.check)
+        source, size, count = self._first()
         how = Batching(self.inputs, self.outputs, size)
-        pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
-        for piece in itertools.islice(pieces, max(1, RANGE_SAMPLES // size)):
-            yield [torch.from_numpy(piece[s.name]) for s in self.inputs]
+        for batch in itertools.islice(source.batches(size), count):
+            for piece, _ in how.pieces(batch.arrays):
+                yield [torch.from_numpy(piece[s.name]) for s in self.inputs]
 
     def needed_ranges(self, precision: Precision) -> Mapping[str, float]:
         """`ranges` for a job that computes in FP16; nothing for any other, so that no sample is run for it."""

@@ -345,7 +345,7 @@ def judged(
         require=require,
         keep=given,
         warnings=verdict_warnings(
-            lowered, prepared.check_samples, prepared.calibration_samples if _fits_weights(job, prepared) else None
+            lowered, prepared.check_samples, prepared.first_digests if _fits_weights(job, prepared) else ()
         ),
         progress=progress,
     )

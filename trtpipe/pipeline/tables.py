@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from calib.samples import copies
 from calib.table import CalibrationTable
 from trtpipe.job.sections import CORRECTIONS, GRAPH_CORRECTIONS
 from trtpipe.machine import Heap
-from trtpipe.pipeline.prepared import RANGE_SAMPLES
 from trtpipe.report.thresholds import beyond_int8, int8_audit, table_warnings
 
 if TYPE_CHECKING:
@@ -142,9 +141,9 @@ def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = Non
     return (*said, *(f"calibration{', with all in INT8' * mixed}: {line}" for line in lines))
 
 
-def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:
+def verdict_warnings(lowered: Lowered, check: Source, fitted_to: Collection[str] = ()) -> tuple[str, ...]:
     """What makes a verdict on `lowered` doubtful: poor thresholds that its INT8 operations read, and check samples that
-    its table was made from or its weights of 4 bits were fitted to."""
+    its table was made from or its weights of 4 bits were fitted to, which `fitted_to` has the digests of."""
     table = lowered.table
     doubtful: tuple[str, ...] = ()
     if table is not None:
@@ -166,11 +165,10 @@ def copies_warnings(check: Source) -> tuple[str, ...]:
     )
 
 
-def overlap_warnings(table: CalibrationTable | None, check: Source, fitted_to: Source | None = None) -> tuple[str, ...]:
+def overlap_warnings(table: CalibrationTable | None, check: Source, fitted_to: Collection[str] = ()) -> tuple[str, ...]:
     """A warning when samples of the check are among those that the table was made from, whatever they were called
-    there and whenever that was, or among the first of `fitted_to`: the check then flatters the engine."""
-    calibrated = set() if table is None else set(table.samples.values())
-    calibrated |= set() if fitted_to is None else set(fitted_to.sample_digests[:RANGE_SAMPLES])
+    there and whenever that was, or among those of the digests `fitted_to`: the check then flatters the engine."""
+    calibrated = {*fitted_to, *(() if table is None else table.samples.values())}
     both = [i for i, d in zip(check.ids, check.sample_digests, strict=True) if d in calibrated] if calibrated else []
     if not both:
         return ()

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
+from trtpipe.job.globs import matching, nearest_paths
 from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import is_constant, module_path, op_name
 from trtpipe.model.products import MATMULS
 from trtpipe.model.sites import of_product
 from trtpipe.quantization.formats import FORMATS, block_size
-from trtpipe.quantization.globs import matching, nearest_paths
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import NumberFormatName, Site
 

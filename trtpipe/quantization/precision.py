@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
+from trtpipe.job.globs import matching, nearest_paths
 from trtpipe.job.sections import Half, KeepGlobs
 from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.computing import CPU, placed, sent
@@ -25,7 +26,6 @@ from trtpipe.model.nodes import (
     source_line,
 )  # fmt: skip
 from trtpipe.model.products import MATMULS, WEIGHTED
-from trtpipe.quantization.globs import matching, nearest_paths
 from trtpipe.trt.formats import NO_BF16, product_format
 from trtpipe.values import Captured, LayerPrecision, PrecisionName, Site, TensorSpec
 

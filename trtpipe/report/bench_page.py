@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from calib.files import text_at_most
+from calib.files import suffix_of, text_at_most
 from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
@@ -134,8 +134,8 @@ def require_plot(path: Path) -> None:
     Raises:
         InputError: its name ends neither in .png nor in .svg.
     """
-    if path.suffix not in (".png", ".svg"):
-        raise InputError(f"{path}: must end in .png or .svg (got {path.suffix or 'no suffix'}).")
+    if suffix_of(path) not in (".png", ".svg"):
+        raise InputError(f"{path}: must end in .png or .svg (got {suffix_of(path) or 'no suffix'}).")
 
 
 def plot(bench: Bench, path: Path) -> None:
@@ -158,5 +158,5 @@ def plot(bench: Bench, path: Path) -> None:
     axes.set_xlabel(f"ms for a batch of {bench.batch} (bar: median, whisker: p90)")
     axes.set_title(f"{bench.name}: {bench.rounds} interleaved rounds")
     stream = io.BytesIO()
-    figure.savefig(stream, format=path.suffix[1:])
+    figure.savefig(stream, format=suffix_of(path)[1:])
     write_whole(path, stream.getvalue())

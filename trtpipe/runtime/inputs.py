@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from calib.arrays import LABELS
 from calib.errors import CalibError
-from calib.files import as_text
+from calib.files import as_text, suffix_of
 from calib.folders import images_below
 from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES
 from calib.types import Array
@@ -64,7 +64,7 @@ def open_feed(path: Path, model: Model) -> Feed:
     """
     if path.is_dir():
         return _folder(path, model)
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     if not path.is_file():
         raise InputError(
             f"{path}: there is no such file or folder. Give an image, a folder of images or an array file."
@@ -94,9 +94,9 @@ def _folder(folder: Path, model: Model) -> Feed:
 def _arrays(path: Path, model: Model) -> Feed:
     names = [s.name for s in model.manifest.inputs]
     try:
-        if path.suffix.lower() == ".safetensors":
+        if suffix_of(path) == ".safetensors":
             arrays: dict[str, Array] = dict(load_file(path))
-        elif path.suffix.lower() == ".npy":
+        elif suffix_of(path) == ".npy":
             arrays = {names[0]: np.lib.format.open_memmap(path, mode="r")}
         else:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:

@@ -23,7 +23,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
 
-#: An image of more pixels than this is refused before it is decoded.
+#: No image is resized to more pixels than this. One of more than twice Pillow's MAX_IMAGE_PIXELS it does not open.
 MAX_PIXELS = 256 << 20
 
 
@@ -31,14 +31,10 @@ def load_image(path: Path) -> Image.Image:
     """The image in `path` as RGB, the way torchvision's ImageFolder loads it.
 
     Raises:
-        InputError: not an image, damaged, or with more than `MAX_PIXELS`.
+        InputError: not an image, damaged, or so large that Pillow refuses it.
     """
     try:
         with open_regular(path) as file, _quiet_pillow(), Image.open(file) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError(
-                    f"{path}: must have at most {MAX_PIXELS} pixels (got {image.width}x{image.height}). Shrink it."
-                )
             if fault := beyond_8_bits(image.mode):
                 raise InputError(f"{path}: {fault}")
             return image.convert("RGB")
@@ -89,7 +85,7 @@ def preprocess(image: Image.Image, transform: Transform | None, spec: TensorSpec
 
 @contextmanager
 def _quiet_pillow() -> Iterator[None]:
-    """Without Pillow's warning of large images: the limit here is an error, and ours."""
+    """Without Pillow's warning of large images: those of twice that size are refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield

@@ -6,13 +6,13 @@ TensorRT's own objections are errors.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from trtpipe.batching import by_profile
 from trtpipe.errors import InputError
+from trtpipe.job.globs import matching
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.options import asked
@@ -136,7 +136,7 @@ def _place_layers(trt: ModuleType, config: IBuilderConfig, network: INetworkDefi
     fitted = set()
     for layer in _all(network.get_layer, network.num_layers):
         for glob, device in build.device_types.items():
-            if fnmatch.fnmatchcase(module_path(layer.name), glob):
+            if matching((glob,), module_path(layer.name)):
                 fitted.add(glob)
                 config.set_device_type(layer, getattr(trt.DeviceType, device.upper()))
     for glob in build.device_types:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calib.files import suffix_of
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
@@ -87,7 +88,7 @@ def command(
     for written in (save, csv_path, plot_path):
         if written is not None:
             require_apart(written, target)
-    if target.suffix == ".json" and target.is_file():
+    if suffix_of(target) == ".json" and target.is_file():
         refuse_unused(("rounds", "seconds", "samples", "device", "overrides", "key"), "with a .json of --save")
         result = bench_page.read_bench(target)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calib.files import suffix_of
 from calib.samples import copies
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
@@ -52,7 +53,7 @@ def command(
     Beside the table its histograms are written, from which tables are merged and other algorithms computed.
     """
     loaded = load_jobs(jobs, overrides, verbose, purpose="calibrate")
-    single = out.suffix.lower() == ".json"
+    single = suffix_of(out) == ".json"
     if single and len(loaded) > 1:
         raise click.UsageError(f"--out must be a folder for {len(loaded)} jobs (got the file {out}).")
 

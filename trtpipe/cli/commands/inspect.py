@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calib.errors import CalibError
-from calib.files import open_regular, read_regular, unreadable
+from calib.files import open_regular, read_regular, suffix_of, unreadable
 from calib.table import CalibrationTable
 from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
@@ -70,7 +70,7 @@ def described(path: Path) -> JsonObject:
         raise InputError(unreadable(path, error)) from None
     if path.name == MANIFEST:
         return _bundle(path.parent)
-    if path.suffix.lower() == ".onnx":
+    if suffix_of(path) == ".onnx":
         return _onnx(path)
     if head.startswith(f"{MANIFEST}\0".encode()):
         raise InputError(f"{path}: is a packed bundle. Run `{shell('trtpipe', 'unpack', path, 'FOLDER')}`.")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from calib.files import suffix_of
 from trtpipe.cli import console
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import is_job_file, is_written_as_job
@@ -114,7 +115,7 @@ class OutputTables(click.Path):
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; OSError when nothing can be written there."""
-        is_file = os.fsdecode(value).lower().endswith(".json")
+        is_file = suffix_of(os.fsdecode(value)) == ".json"
         return (OutputFile() if is_file else OutputFolder()).convert(value, param, ctx)
 
 

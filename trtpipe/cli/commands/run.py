@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import numpy as np
 
-from calib.files import replacing
+from calib.files import replacing, suffix_of
 from calib.folders import unread
 from calib.types import JsonObject
 from trtpipe.cli import console
@@ -151,7 +151,7 @@ def _format_of(output: Path | None) -> str:
     """The format that a file's suffix names; JSON lines where it has none, for what is no file, and on stdout."""
     if output is None or not output.suffix or is_stream(output):
         return "jsonl"
-    suffix = output.suffix.lower().removeprefix(".")
+    suffix = suffix_of(output).removeprefix(".")
     if suffix not in _FORMATS:
         raise click.UsageError(
             f"-o: must end in {either([f'.{name}' for name in _FORMATS])} (got {output.name}). Name it so, or give "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from calib.files import suffix_of
 from trtpipe.bundle.archive import unpack
 from trtpipe.bundle.signing import checking
 from trtpipe.cli import console
@@ -22,7 +23,7 @@ from trtpipe.values import ARCHIVE_SUFFIX
 @key_option
 def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
-    if destination is None and archive.suffix != ARCHIVE_SUFFIX:
+    if destination is None and suffix_of(archive) != ARCHIVE_SUFFIX:
         raise InputError(f"{archive}: does not end in {ARCHIVE_SUFFIX}. Give DESTINATION.")
     target = destination or archive.with_suffix("")
     require_writable_folder(target.parent)

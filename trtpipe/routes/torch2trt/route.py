@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fnmatch
 import importlib
 import importlib.metadata
 import inspect
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from calib.algorithms import AUTO_BASE
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
+from trtpipe.job.globs import matching
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
@@ -279,7 +279,7 @@ def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: ModuleT
     paths = {name.removeprefix(INNER).removeprefix("."): m for name, m in module.named_modules()}
     made: dict[torch.nn.Module, object] = {}
     for glob, device in globs.items():
-        fitting = [p for p in paths if p and fnmatch.fnmatchcase(p, glob)]
+        fitting = [p for p in paths if p and matching((glob,), p)]
         if not fitting:
             raise InputError(
                 f"build.device_types.{glob}: must fit the path of a module (got none of {len(paths) - 1}). "

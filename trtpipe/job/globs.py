@@ -1,4 +1,5 @@
-"""Globs over module paths, as `precision` has them: what one matches, and what is near to one that matches nothing."""
+"""Globs over module paths, in `precision` and in `build.device_types`: what one matches, and what is near to one that
+matches nothing."""
 
 from __future__ import annotations
 
