@@ -114,6 +114,7 @@ def check(bundle: str | PathLike[str], *, key: str | Path | None = None, graph: 
     Raises:
         InputError: the bundle is damaged, unsigned where a key is asked for, or has nothing to run.
         MissingError: it does not fit this device, or its runtime is not installed.
+        BuildError: ONNX Runtime or TensorRT refuses what is to be executed.
     """
     with load(bundle, key=key, graph=graph, as_written=True) as model:
         return recheck(model)

@@ -48,7 +48,7 @@ class OrtRunner:
             this: it is about the file and not about what another compiler makes of it, and Q/DQ pairs are then
             computed in float as TensorRT defines them; results in FP16 and BF16 are rounded, which ONNX Runtime by
             itself does not do on a CPU (`half_rounding.rounded`; that needs onnx, and where it is missing `name` says
-            so). False is a session with ONNX Runtime's default settings, as anybody opens one: what its optimizer
+            so). False is a session with ONNX Runtime's default optimizations, as anybody opens one: what its optimizer
             makes of a quantized graph can be something else (`executor.open_graph` finds out).
         optimization: less than the default.
 

@@ -340,7 +340,7 @@ def load(
 
     Raises:
         InputError: the bundle is damaged, unsigned or badly signed, a kit, or has no graph.
-        MissingError: it does not fit this device, or its runtime is not installed.
+        MissingError, BuildError: it does not fit this device; its runtime is not installed, or refuses it.
         Replaced: another bundle takes its place again and again.
     """
     trusted = Path(key) if key is not None else signing.configured_key()
@@ -370,7 +370,7 @@ def open_model(
         specialization: of a TensorRT-RTX engine; see `EngineRunner`.
 
     Raises:
-        InputError, MissingError: as `load`.
+        InputError, MissingError, BuildError: as `load`.
     """
     engine = bundle.manifest.engine
     if specialization not in (None, *get_args(Specialization)):

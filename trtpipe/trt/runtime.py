@@ -146,7 +146,7 @@ class EngineRunner:
 
     @property
     def bindings_bytes(self) -> int:
-        """Device memory that inputs and outputs take, of the largest batches so far, in all contexts."""
+        """Device memory of inputs and outputs, of the largest batches so far, in the contexts that are not at work."""
         self._opened()
         return sum(execution.device_bytes for execution in self._idle)
 
