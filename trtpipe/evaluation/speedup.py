@@ -92,7 +92,7 @@ def judge_speedup(report: CheckReport, speedup: Speedup | None, limit: float) ->
     layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in speedup.overhead[:_NAMED]) or "none"
     line = (
         f"the engine takes {speedup.int8_ms:.3f} ms and its FP16 twin {speedup.fp16_ms:.3f} ms, "
-        f"{beside(speedup.ratio, limit, 3)} times as fast (limit {exact(limit)}); layers that only convert take {total:.3f} ms: {layers}. Use "
-        "precision.fp16_mode alone, or keep the modules beside those layers in FP16"
+        f"{beside(speedup.ratio, limit, 3)} times as fast (limit {exact(limit)}); layers that only convert take "
+        f"{total:.3f} ms: {layers}. Use precision.fp16_mode alone, or keep the modules beside those layers in FP16"
     )
     return replace(report, metrics=metrics, passed=False, problems=(*report.problems, line))
