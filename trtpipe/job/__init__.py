@@ -3,6 +3,7 @@
 __all__ = [
     "build_options",
     "dump",
+    "globs",
     "importable",
     "job",
     "json_schema",
