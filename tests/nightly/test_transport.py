@@ -126,6 +126,9 @@ def test_another_machine_takes_certificates_or_a_word(credentials, tmp_path):
     )
     near = transport("tcp://127.0.0.1:1", None, insecure=False, where="x")
     assert (near.security, near.note, near.host) == (None, "", "127.0.0.1")
+    # what is not said Dask takes for tcp, and so do the messages
+    assert transport("127.0.0.1:1", None, insecure=False, where="x").address == "tcp://127.0.0.1:1"
+    assert transport("10.1.2.3:8786", None, insecure=True, where="x").address == "tcp://10.1.2.3:8786"
     told = transport(FAR, None, insecure=True, where="x")
     unsafe = "the fleet's connections are neither encrypted nor authenticated (--insecure)"
     assert (told.security, told.note, told.host) == (None, unsafe, None)

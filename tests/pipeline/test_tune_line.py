@@ -287,6 +287,50 @@ def test_trials_come_back_as_they_were(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
 
+@pytest.mark.parametrize("change", [{}, {"passed": False}, {"metrics": ()}, {"problems": ("worse",)}])
+def test_trials_that_would_end_otherwise_now_are_forgotten(change, tmp_path):
+    file = tmp_path / "t.json"
+    first = Trials.open(file, {"graph": "1"})
+    first.ranking("mse", lambda _: RANKING)
+    missed = dataclasses.replace(TRIAL, candidate=Candidate("mse", ()), passed=False)
+    for trial in (TRIAL, missed):
+        first.trial(trial.candidate, lambda _, t=trial: t)
+    again, now, asked = Trials.open(file, {"graph": "1"}), dataclasses.replace(TRIAL, **change), []
+    again.require_repeats(lambda candidate: asked.append(candidate) or now)
+    assert asked == [TRIAL.candidate]
+    said = "were judged otherwise than now; started afresh" if change else "of an earlier run were taken up"
+    assert again.notes == [f"t.json: 2 trials {said}"]
+    assert again.trials == ([now] if change else [TRIAL, missed])
+    kept = Trials.open(file, {"graph": "1"})
+    assert (kept.trials, kept.rankings) == (again.trials, {"mse": RANKING})
+    Trials(tmp_path / "none", {}).require_repeats(lambda _: pytest.fail("there is nothing to repeat"))
+
+
+def test_a_metric_that_reads_a_file_takes_up_no_trial_of_another_one(tmp_path, capsys):
+    """The digests of trials know of its source alone."""
+    (tmp_path / "net_of_costs.py").write_text(
+        "import pathlib\n\nimport numpy\nimport torch\n\nCOSTS = pathlib.Path(__file__).with_name('costs.npy')\n\n\n"
+        "def net():\n    torch.manual_seed(0)\n    return torch.nn.Linear(8, 3)\n\n\n"
+        "def cost(outputs, labels, ids):\n    return numpy.load(COSTS)[outputs['y'].argmax(1)]\n"
+    )
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((16, 8), np.float32))
+    (tmp_path / "job.yaml").write_text(
+        "name: costs\nmodel: {factory: 'net_of_costs:net'}\n"
+        "inputs: {x: {shape: [N, 8], N: {min: 1, opt: 4, max: 4}}}\noutputs: {y: {}}\n"
+        "precision: {int8_mode: true}\n"
+        "calibration: {arrays: x.npy, batch_size: 4, corrections: false}\nbuild: {target: onnxruntime}\n"
+        "check:\n  arrays: x.npy\n  metrics: {cost: 'net_of_costs:cost'}\n  limits: {metrics: {cost: {min: 0.9}}}\n"
+    )
+    codes, notes = [], []
+    for costs in ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5]):
+        np.save(tmp_path / "costs.npy", np.array(costs))
+        codes.append(main(["tune", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "out")]))
+        notes.append(capsys.readouterr().err)
+    assert codes == [0, 0, 1], notes
+    assert ["taken up" in note for note in notes] == [False, True, False], notes
+    assert ["judged otherwise than now" in note for note in notes] == [False, False, True], notes
+
+
 def test_trials_of_another_graph_are_not_taken(tmp_path):
     file = tmp_path / "t.json"
     Trials.open(file, {"graph": "1", "limits": "x"}).trial(TRIAL.candidate, lambda _: TRIAL)

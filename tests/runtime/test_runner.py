@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -338,11 +339,15 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").touch()
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     np.save(tmp_path / "scalar.npy", np.float32(1))
+    np.savez(tmp_path / "text.npz", image=np.zeros((1, 3, 8, 8), np.float32))
+    with zipfile.ZipFile(tmp_path / "text.npz", "a") as archive:
+        archive.writestr("readme.txt", "Pictures.")
     expected = {
         "gone": "there is no such file or folder. Give an image, a folder of images or an array file.",
         "empty": "holds no image (.jpg, ",
         "a.mp4": "must be one of .jpg, ",
         "objects.npy": "must be a readable array file without objects (got: ",
+        "text.npz": "must be a readable array file without objects (got: readme.txt, which is no array). Write it again.",
         "scalar.npy": "every array must hold the same samples, one or more (got [0])",
     }
     with trtpipe.load(tmp_path / "c") as model:

@@ -83,7 +83,8 @@ class Bundle:
         The digest of the very bytes returned is checked, so a file swapped after `read_bundle` is not used.
 
         Raises:
-            InputError: not listed, gone, or changed; `Replaced` where another bundle is there.
+            InputError: not listed, or changed; `Replaced` where another bundle is there.
+            OSError: it is gone, or cannot be read.
         """
         entry = self.manifest.files.get(name)
         if entry is None:
@@ -102,7 +103,7 @@ class Bundle:
         """Every file, the manifest and the signature included.
 
         Raises:
-            InputError: as `read`.
+            InputError, OSError: as `read`.
         """
         files = {name: self.read(name) for name in self.manifest.files} | {MANIFEST: self.manifest_bytes}
         return files | ({SIGNATURE: self.signature} if self.signature is not None else {})

@@ -276,7 +276,7 @@ class Fleet:
         raw |= {
             "where": received["worker"],
             "attempts": [*tried, *raw.get("attempts", ())],
-            "reasons": list(task.reasons),
+            "reasons": [] if raw["outcome"] == "reused" else list(task.reasons),
         }
         if raw["outcome"] in THERE:
             try:

@@ -143,7 +143,7 @@ class Watcher(Protocol):
         """These jobs are part of tonight."""
 
     def state(self, name: str, state: str, detail: str = "") -> None:
-        """A job is `waiting`, `running`, `built`, `reused`, `failed`, `error` or `cancelled`."""
+        """A job is `waiting`, `running`, `built`, `reused`, `failed`, `error`, `cancelled` or `REGRESSION`."""
 
     def note(self, message: str) -> None:
         """Something the reader should know now."""

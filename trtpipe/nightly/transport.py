@@ -78,15 +78,16 @@ def transport(address: str, credentials: Path | None, *, insecure: bool, where: 
         raise InputError(
             f"{where}: {address} needs a certificate. Give --tls DIR with a folder of `trtpipe keygen --fleet`."
         )
+    plain = address if "://" in address else f"tcp://{address}"  # as Dask takes it
     if is_loopback(address):
-        return Transport(address, None)
+        return Transport(plain, None)
     if not insecure:
         raise InputError(
             f"{where}: a scheduler on another machine must be reached by TLS (got {address} and no --tls). "
             "Run `trtpipe keygen --fleet DIR` and give --tls; or --insecure, in a network where everyone may run code "
             "on the fleet's machines."
         )
-    return Transport(address, None, INSECURE)
+    return Transport(plain, None, INSECURE)
 
 
 def _require_address(address: str, where: str) -> None:

@@ -81,7 +81,7 @@ def write_kit(
         release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+        TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
     if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
         raise InputError("\n".join(refused))
@@ -153,7 +153,7 @@ def finish_kit(
             as the kit says.
 
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+        TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
     stages = Stages(reporter)
     with stages("verify"):

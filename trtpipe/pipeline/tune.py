@@ -107,6 +107,8 @@ def tune_from(
         raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, prepared, table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
+    if _own_metrics(job):  # their sources are in the key, and what they read is not
+        trials.require_repeats(bench.evaluate)
     with stages("tune") as progress:
         for note in trials.notes:
             progress.note(note)
@@ -120,6 +122,11 @@ def tune_from(
             evaluations,
         )
     return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds)
+
+
+def _own_metrics(job: Job) -> tuple[str, ...]:
+    """The callables of the job's metrics that are not trtpipe's."""
+    return tuple(m.function for m in job.check.metrics.values() if not m.built_in)
 
 
 def chosen(job: Job, candidate: Candidate) -> Job:
@@ -194,7 +201,7 @@ class _Bench:
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
             "metrics": self.prepared.judgement.digest,
-            "source of the metrics": sources(job, (m.function for m in job.check.metrics.values() if not m.built_in)),
+            "source of the metrics": sources(job, _own_metrics(job)),
             "target": job.build.target,
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }

@@ -77,6 +77,18 @@ class Trials:
             record.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
         return record
 
+    def require_repeats(self, evaluate: Callable[[Candidate], Trial]) -> None:
+        """Evaluate one trial of the file again, the last that passed or else the last, and forget all of them, with a
+        note, where it ends otherwise: something counts that no digest of `key` knows of."""
+        if not self.trials:
+            return
+        known = next((t for t in reversed(self.trials) if t.passed), self.trials[-1])
+        again = evaluate(known.candidate)
+        if (again.passed, again.metrics, again.problems) != (known.passed, known.metrics, known.problems):
+            found = f"{self.path.name}: {len(self.trials)} trials were judged otherwise than now; started afresh"
+            self.trials, self.notes = [again], [found]
+            self._write()
+
     def trial(self, candidate: Candidate, evaluate: Callable[[Candidate], Trial]) -> Trial:
         """The trial of a candidate: the one of the file, or a new one, which is added to the file."""
         for known in self.trials:

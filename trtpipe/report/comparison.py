@@ -41,7 +41,7 @@ class Confusion:
 @dataclass(frozen=True)
 class Shown:
     """One sample of the report. `score` is what it was chosen by; `image` is a data: URI, or None; `pictures` are those
-    of a dense output (see `dense`)."""
+    of a dense output (see `dense`), or of boxes."""
 
     id: str
     label: str | None

@@ -101,6 +101,8 @@ def _arrays(path: Path, model: Model) -> Feed:
         else:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 arrays = {n: archive[n] for n in archive.files}
+            if other := [n for n, a in arrays.items() if not isinstance(a, np.ndarray)]:
+                raise ValueError(f"{other[0]}, which is no array")
     except ImportError:
         raise
     except Exception as error:  # noqa: BLE001  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file

@@ -13,7 +13,7 @@ import click
 from calib.types import JsonObject
 from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, metric_line, sign_option, signing, trusted
+from trtpipe.cli.commands.bundles import key_option, metric_line, said_lines, sign_option, signing, trusted
 from trtpipe.cli.commands.options import (
     InputPath,
     device_option,
@@ -206,9 +206,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         label = f"{metric.output}.{metric.name}" if several else metric.name
         spread = f"95 % {metric.interval_text}" if metric.interval_text else ""
         lines.append(metric_line(label, metric, spread))
-    lines += [f"  problem: {problem}" for problem in report.problems]
-    lines += [f"  warning: {warning}" for warning in report.warnings]
-    lines += [f"  note: {note}" for note in report.notes]
+    lines += said_lines(report)
     engine = next((bundle / f for f in get_args(EngineFile) if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")

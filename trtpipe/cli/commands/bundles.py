@@ -67,7 +67,13 @@ def report_lines(report: CheckReport) -> list[str]:
     word = "passed" if report.passed else "FAILED"
     lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]
     lines += [metric_line(f"{metric.output}.{metric.name}", metric) for metric in report.metrics]
-    lines += [f"  problem: {problem}" for problem in report.problems]
+    return lines + said_lines(report)
+
+
+def said_lines(report: CheckReport) -> list[str]:
+    """What a check says beside its figures."""
+    lines = [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  warning: {warning}" for warning in report.warnings]
     return lines + [f"  note: {note}" for note in report.notes]
 
 
