@@ -319,7 +319,8 @@ def test_a_metric_that_reads_a_file_takes_up_no_trial_of_another_one(tmp_path, c
         "inputs: {x: {shape: [N, 8], N: {min: 1, opt: 4, max: 4}}}\noutputs: {y: {}}\n"
         "precision: {int8_mode: true}\n"
         "calibration: {arrays: x.npy, batch_size: 4, corrections: false}\nbuild: {target: onnxruntime}\n"
-        "check:\n  arrays: x.npy\n  metrics: {cost: 'net_of_costs:cost'}\n  limits: {metrics: {cost: {min: 0.9}}}\n"
+        "check:\n  arrays: x.npy\n  metrics: {cost: 'net_of_costs:cost'}\n"
+        "  limits: {sqnr_db_min: 10, metrics: {cost: {min: 0.9}}}\n"
     )
     codes, notes = [], []
     for costs in ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5]):
