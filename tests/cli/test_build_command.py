@@ -10,9 +10,10 @@ import shipping
 from jobs import GOOD
 
 from trtpipe.cli.commands.build import verdict
+from trtpipe.cli.commands.bundles import report_lines, said_lines
 from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, Cancelled, InputError
-from trtpipe.values import Metric
+from trtpipe.values import CheckReport, Control, Metric
 
 REPORT = shipping.manifest().check
 
@@ -170,3 +171,16 @@ def test_the_verdict_says_what_matters(tmp_path):
     assert "  model.engine: 29.6 MB" in lines
     assert any("The graph was executed, not the engine" in line for line in lines)
     assert not any("not the engine" in line for line in verdict("job", tmp_path, replace(report, executed="engine")))
+
+
+def test_a_check_says_what_it_warns_of():
+    """As `build` does, whose lines are these."""
+    control = Control("w", "zeroed", True, 6)
+    report = CheckReport("graph", "r", 6, (), control, False, problems=("p",), warnings=("w",), notes=("n",))
+    assert report_lines(report) == [
+        "FAILED: graph executed by r on 6 golden samples",
+        "  problem: p",
+        "  warning: w",
+        "  note: n",
+    ]
+    assert [line for line in verdict("a", Path("b"), report) if line in report_lines(report)] == said_lines(report)

@@ -20,14 +20,11 @@ from trtpipe.bundle import format as format_
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.commands import inspect
-from trtpipe.cli.commands.build import verdict
-from trtpipe.cli.commands.bundles import report_lines, said_lines
 from trtpipe.cli.main import main
 from trtpipe.job import yamlfile
 from trtpipe.job.limits import Limits
 from trtpipe.job.sections import Build
 from trtpipe.runtime import compatibility
-from trtpipe.values import CheckReport, Control
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
 
@@ -387,16 +384,3 @@ for command in {commands!r}:
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_a_check_says_what_it_warns_of() -> None:
-    """As `build` does, whose lines are these."""
-    control = Control("w", "zeroed", True, 6)
-    report = CheckReport("graph", "r", 6, (), control, False, problems=("p",), warnings=("w",), notes=("n",))
-    assert report_lines(report) == [
-        "FAILED: graph executed by r on 6 golden samples",
-        "  problem: p",
-        "  warning: w",
-        "  note: n",
-    ]
-    assert [line for line in verdict("a", Path("b"), report) if line in report_lines(report)] == said_lines(report)

@@ -303,9 +303,11 @@ def test_a_worker_without_torch_finishes_kits(fleet, tmp_path):
     report = night(tmp_path, "--scheduler", fleet.address)
     assert outcomes(report) == {"edge": "built"}
     (edge,) = report["outcomes"]
-    assert edge["where"] == "orin"
+    assert (edge["where"], edge["reasons"]) == ("orin", ["first build"])
     assert set(edge["seconds"]) == {"verify", "compile", "check", "bundle"}
     assert " torch" not in report["workers"][0]
     manifest = nights.check_bundle(tmp_path / "out/edge").manifest
     assert manifest.engine.target == "tensorrt_rtx"
-    assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"edge": "reused"}
+    again = night(tmp_path, "--scheduler", fleet.address)
+    assert outcomes(again) == {"edge": "reused"}
+    assert again["outcomes"][0]["reasons"] == []

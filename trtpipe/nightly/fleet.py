@@ -273,11 +273,7 @@ class Fleet:
         received = done.future.result()
         done.future.release()
         raw = dict(received["outcome"])
-        raw |= {
-            "where": received["worker"],
-            "attempts": [*tried, *raw.get("attempts", ())],
-            "reasons": [] if raw["outcome"] == "reused" else list(task.reasons),
-        }
+        raw |= {"where": received["worker"], "attempts": [*tried, *raw.get("attempts", ())]}
         if raw["outcome"] in THERE:
             try:
                 raw["bundle"] = str(self._place(task, received["files"]))
