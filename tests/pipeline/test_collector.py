@@ -1,10 +1,24 @@
 """The garbage collector is as it was after a build, however that ends."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
-from trtpipe.pipeline.collector import SELDOM, seldom_collected
+from trtpipe.pipeline.collector import SELDOM, seldom_collected, set_apart
+from trtpipe.pipeline.prepared import Stages
+from trtpipe.progress import Silent
+
+
+@pytest.fixture(autouse=True)
+def as_python_starts() -> Iterator[None]:
+    """Thresholds, and nothing set apart: the tests' process has its own."""
+    before = gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+    gc.freeze()
 
 
 def test_garbage_is_collected_less_often_inside_alone() -> None:
@@ -25,3 +39,33 @@ def test_also_after_an_interrupt_and_each_time() -> None:
         with pytest.raises(KeyboardInterrupt):
             failing()
         assert gc.get_threshold() == before
+
+
+def test_what_is_set_apart_is_searched_again_after_the_block() -> None:
+    set_apart()
+    assert gc.get_freeze_count() == 0  # outside of a block
+    with seldom_collected():
+        set_apart()
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_caller_has_set_apart_stays_so() -> None:
+    gc.freeze()
+    try:
+        with seldom_collected():
+            set_apart()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_a_build_sets_its_libraries_apart() -> None:
+    with seldom_collected():
+        stages = Stages(Silent())
+        with stages("baseline"):
+            pass
+        assert gc.get_freeze_count() == 0
+        with stages("model"):
+            pass
+        assert gc.get_freeze_count() > 0

@@ -32,6 +32,7 @@ from trtpipe.model.labels import labels_of, sample_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.codecs import CORNERS, FIGURES, RECORDED, SPECS, CornerOutputs, Recorded
+from trtpipe.pipeline.collector import set_apart
 from trtpipe.pipeline.results import Results, Uncached
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ _OTHERWISE = (
 )
 #: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
 COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
+#: Stages that load libraries and make what lasts as long as the job: none of it is garbage before.
+LOADING = frozenset({"model", "capture"})
 
 
 class Stages:
@@ -94,6 +97,8 @@ class Stages:
                 inside = self._inside.pop()
         self._heap = self._heap or Heap()  # the first stage loads libraries, which stay
         self._heap.settle(garbage=True)
+        if name in LOADING:
+            set_apart()
         self._inside[-1] += (took := time.perf_counter() - began)
         self._seconds[name] = self._seconds.get(name, 0.0) + took - inside
 

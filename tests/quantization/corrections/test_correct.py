@@ -195,6 +195,24 @@ def test_a_step_that_gains_in_one_placement_and_loses_in_another_is_taken_back(
     assert step.detail.endswith(f" dB with what {placements[1 - at].title} has")
 
 
+def test_a_step_that_does_not_gain_is_measured_in_its_own_placement_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None gains: each measurement has as much noise as the one before, or more."""
+    few, measured, rightly = without("conv2d"), list[bool](), stage.Guard.measured
+
+    def worse(self: stage.Guard, captured: Captured, amax: Any) -> Score:
+        measured.append(any(s.consumer.name == "conv2d" for s in captured.sites))
+        return Score(rightly(self, captured, amax).noise * 10.0 ** len(measured))
+
+    monkeypatch.setattr(stage.Guard, "measured", worse)
+    _, _, table, _ = made(
+        uneven(), tmp_path, ("rounding",), algorithm="minmax", placements=[few, Placement("all", frozenset())]
+    )
+    assert [s.kept for s in table.corrections.steps] == [False, False]
+    assert measured == [False, True, False, True]  # as it is, in both; then a step in each
+
+
 def test_of_two_scalings_the_one_that_loses_nowhere_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first, of what a ReLU6 cuts too, is made to lose in the placement that has nothing of it in INT8."""
     net = uneven()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import nets
 import pytest
@@ -12,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_correct import made
 from torch import nn
+from torch.fx import Node
 
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep, _patches
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
-from trtpipe.quantization.partial import per_tensor
+from trtpipe.quantization.partial import Partial, per_tensor
 from trtpipe.values import Captured
 
 
@@ -117,6 +120,28 @@ def fitted(captured: Captured) -> Fitted:
     amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
     batches = [[x] for x in nets.images(32, 3, 8, 8).split(4)]
     return Sweep(captured, amax, batches[:5], batches[5:], ("rounding", "bias"), Silent()).run()
+
+
+@pytest.mark.parametrize("kind", [Sweep, ThresholdSearch])
+def test_nothing_is_executed_behind_the_last_operation_in_int8(
+    kind: type[Sweep | ThresholdSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = capture(nets.loaded(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()))
+    first = replace(captured, sites=tuple(s for s in captured.sites if s.consumer.name == "conv2d"))
+    (key,) = [s.group for s in first.sites if s.axis is None]
+    batches, executed, value = [[x] for x in nets.images(8, 3, 8, 8).split(4)], set[str](), Partial.value
+
+    def noted(self: Partial, node: Node, *rest: Any) -> Any:
+        executed.add(node.name)
+        return value(self, node, *rest)
+
+    monkeypatch.setattr(Partial, "value", noted)
+    if kind is Sweep:
+        Sweep(first, {key: 2.0}, batches[:1], batches[1:], ("rounding",), Silent()).run()
+    else:
+        ThresholdSearch(first, {key: 2.0}, {key: 2.0}, (), batches[:1], batches[1:], Silent()).run()
+    assert "conv2d" in executed
+    assert "conv2d_1" not in executed
 
 
 @cache

@@ -186,10 +186,20 @@ class _Corrector:
         )
         return table, {**table.amax, **self._fixed_amax}
 
-    def _measured(self, captured: Captured, amax: Mapping[str, float], *, first: int = 0) -> list[Score]:
-        """In every placement; those before the `first` are as they were."""
-        measured = [self._guard.measured(p.of(captured), amax) for p in self._placements[first:]]
-        return [*self._scores[:first], *measured]
+    def _measured(self, captured: Captured, amax: Mapping[str, float]) -> list[Score]:
+        """In every placement."""
+        return [self._guard.measured(p.of(captured), amax) for p in self._placements]
+
+    def _tried(self, captured: Captured, amax: Mapping[str, float], *, first: int = 0) -> list[Score]:
+        """In every placement from the `first` on, of a step, which changes nothing of those before it. Where this one
+        does not gain it is taken back: the others stay as they were, and cost nothing."""
+        own = self._guard.measured(self._placements[self._at].of(captured), amax)
+        scores = list(self._scores)
+        scores[self._at] = own
+        if own.beats(self._scores[self._at]):
+            for at in set(range(first, len(scores))) - {self._at}:
+                scores[at] = self._guard.measured(self._placements[at].of(captured), amax)
+        return scores
 
     def _placed(self) -> Captured:
         """The graph as it is now, with sites of what is in INT8 in this placement alone."""
@@ -241,7 +251,7 @@ class _Corrector:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
             table, amax = self._calibrated(trial, self._few)
-            scores = self._measured(trial, amax)
+            scores = self._tried(trial, amax)
             gains = self._gain(scores, self._scores)
             if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
                 best = (scores, trial, table, amax, arrays, f"{len(some)} groups of channels")
@@ -293,7 +303,7 @@ class _Corrector:
         """Take a step if it gains on the samples kept apart."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays, (self._now, self._arrays))
-        scores = self._measured(trial, trial_amax, first=self._at)
+        scores = self._tried(trial, trial_amax, first=self._at)
         if kept := self._note(name, self._gain(scores, self._scores), scores, detail):
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
         return kept

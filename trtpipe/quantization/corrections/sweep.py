@@ -97,7 +97,7 @@ class Sweep:
         self.fitted = Fitted()
 
     def run(self) -> Fitted:
-        """Sweep to the end of the graph.
+        """Sweep to the last operation that something is fitted for.
 
         Raises:
             Cancelled: progress asked to stop.
@@ -105,8 +105,11 @@ class Sweep:
         plain = [self._machine.inputs(b) for b in self._batches]
         coded = [self._machine.inputs(b) for b in self._batches]
         quantized, heap = False, Heap()  # until then both are the same
+        left = len(self._sites.keys() - self._fixed.keys())
         with torch.inference_mode():
             for at, node in self._machine.operations:
+                if not left:
+                    break
                 if self._progress.cancelled():
                     raise Cancelled
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
@@ -117,6 +120,7 @@ class Sweep:
                 elif node in self._sites:
                     self._progress.step(at, len(self._machine.nodes), "operations")
                     values = self._coded(_Place(node, LocalError(self._machine, node), plain, coded, wanted))
+                    left -= 1
                 else:
                     values = [self._machine.value(node, alive, {}) for alive in coded]
                 dying = self._machine.dying(node)

@@ -67,9 +67,13 @@ class ThresholdSearch:
         """
         chosen: dict[str, float] = {}
         settled = set(self._settled)
+        left = {n for n, sites in self._sites.items() if any(s.rule == "Q1" for s in sites)}
         alive = [self._machine.inputs(b) for b in self._batches]
         with torch.inference_mode():
             for at, node in self._machine.operations:
+                if not left:
+                    break
+                left.discard(node)
                 if self._progress.cancelled():
                     raise Cancelled
                 wanted = [self._machine.value(node, values, {}) for values in alive]
