@@ -38,6 +38,7 @@ from trtpipe.errors import (
     user_error,
 )
 from trtpipe.job.importable import on_path
+from trtpipe.pipeline.collector import seldom_collected
 
 if TYPE_CHECKING:
     from trtpipe.job.problems import Problem
@@ -149,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     return supervised(lambda: _run(None))
 
 
+@seldom_collected()
 def _run(argv: Sequence[str] | None) -> ExitCode:
     settings = Settings(json="--json" in (sys.argv if argv is None else argv))  # its option may not be read any more
     try:
