@@ -13,6 +13,7 @@ from nights import fingerprints, night, outcomes
 
 pytestmark = pytest.mark.acceptance
 
+FP32 = "build: {target: onnxruntime}\n"
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 HUNDRED = """
 matrix:
@@ -29,7 +30,7 @@ def test_a_hundred_jobs(tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 12)
     weights = ", ".join(f"./w{k}.safetensors" for k in range(11))
     nights.write_job(jobs, "m", HUNDRED.format(weights=weights))
-    nights.write_job(jobs, "alone", "build: {target: onnxruntime}\n", "w11.safetensors")
+    nights.write_job(jobs, "alone", FP32, "w11.safetensors")
     began = time.monotonic()
     report = night(tmp_path)
     print(f"\nfirst run: {time.monotonic() - began:.1f} s")
@@ -54,7 +55,7 @@ def test_bad_yaml_and_a_damaged_weight_file_among_twenty_good_jobs(tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 20)
     names = [f"good{k}" for k in range(20)]
     for k, name in enumerate(names):
-        nights.write_job(jobs, name, INT8, f"w{k}.safetensors")
+        nights.write_job(jobs, name, INT8 if k == 7 else FP32, f"w{k}.safetensors")
     (jobs / "bad.yaml").write_text("name: bad\nmodel: [\n")
     report = night(tmp_path, expect=2)
     assert outcomes(report) == dict.fromkeys(names, "built") | {"bad.yaml": "error"}
@@ -70,9 +71,7 @@ def test_bad_yaml_and_a_damaged_weight_file_among_twenty_good_jobs(tmp_path):
 def test_two_processes_and_ten_jobs(tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 10)
     for k in range(10):
-        nights.write_job(
-            jobs, f"j{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
-        )
+        nights.write_job(jobs, f"j{k}", INT8 if k % 5 == 0 else FP32, f"w{k}.safetensors")
     reports = nights.two_at_once(tmp_path, [f"j{k}" for k in range(10)])
     print("\nbuilt by each process:", [sum(o == "built" for o in outcomes(r).values()) for r in reports])
 
@@ -81,9 +80,7 @@ def test_killed_at_ten_random_moments(tmp_path):
     """After each kill -9, --resume; the end is that of an undisturbed run."""
     jobs = nights.make_world(tmp_path / "disturbed/jobs", 4)
     for k in range(4):
-        nights.write_job(
-            jobs, f"a{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
-        )
+        nights.write_job(jobs, f"a{k}", INT8, f"w{k}.safetensors")
         nights.write_job(jobs, f"b{k}", "build: {target: tensorrt_rtx}\n", f"w{k}.safetensors")
     shutil.copytree(tmp_path / "disturbed", tmp_path / "calm")
     began = time.monotonic()
