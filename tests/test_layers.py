@@ -26,7 +26,7 @@ ONLY = {
     "torch_tensorrt": ("trtpipe/routes/torch_tensorrt/",),
     "torch2trt": ("trtpipe/routes/torch2trt/",),
     "click": ("trtpipe/cli/",),
-    "rich": ("trtpipe/cli/console.py",),
+    "rich": ("trtpipe/cli/console.py", "trtpipe/cli/watching.py"),
     **dict.fromkeys(("pickle", "_pickle", "cloudpickle", "dill", "joblib", "multiprocessing.reduction"), ()),
     "torch.serialization": (),
     "pydoc": (),  # its `locate` imports

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from calib.errors import CalibError
-from trtpipe.cli.console import Jobs
+from trtpipe.cli.watching import Jobs
 from trtpipe.job.job import Job
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
 from trtpipe.nightly.pool import Pool, Slot
@@ -119,7 +119,7 @@ def test_a_terminal_has_a_table(monkeypatch):
     with Jobs().watching() as jobs:
         jobs.planned([f"job{k}" for k in range(30)])
         jobs.state("job0", "running", "cpu0: [capture]")
-        jobs.state("job1", "failed", "cosine")
+        jobs.state("job1", "failed check", "cosine")
     shown = screen.getvalue()
     for text in ("job0", "running", "cpu0: [capture]", "failed", "1 of 30 done, 10 not shown"):
         assert text in shown

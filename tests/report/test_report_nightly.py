@@ -7,15 +7,15 @@ import night_sample as nights
 import pytest
 import report_sample as samples
 
-from trtpipe.nightly.outcome import Comparison, Drift, NightlyReport, drift_line
-from trtpipe.nightly.page import comparison_row, standing
+from trtpipe.nightly.outcome import STANDINGS, Comparison, Drift, NightlyReport, drift_line
+from trtpipe.nightly.page import at_a_glance, comparison_row
 from trtpipe.nightly.page import render as render_nightly
 
 
 def test_rows_are_in_the_order_of_need_and_a_regression_leads_the_page() -> None:
     page = render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS)
     words = re.findall(r'<span class="badge tiny (?:bad|warn|good|plain)">([a-z ]+)</span>\n', page)
-    assert words == ["regression", "failed check", "error", "drift", "built", "reused", "cancelled"]
+    assert words == list(STANDINGS)
     assert page.index(nights.REGRESSION) < page.index("<h2>Jobs</h2>")
     assert page.count("<details") == 7 + 1  # and the packages
     assert page.count('<details class="job" open') == 4
@@ -41,7 +41,8 @@ def test_a_night_says_at_its_top_what_went_wrong_in_words() -> None:
 )
 def test_drift_is_of_outputs_in_the_row_and_the_exit_code(drift: Drift, state: str, word: str, code: int) -> None:
     night = NightlyReport(1, nights.NIGHT.began, 1.0, (nights.built("detector", drift=drift),))
-    assert standing(night.outcomes[0]) == (state, word, drift_line(drift))
+    assert at_a_glance(night.outcomes[0]) == (state, drift_line(drift))
+    assert night.outcomes[0].standing == word
     assert night.exit_code == code
 
 
@@ -74,7 +75,7 @@ def test_an_empty_night_is_still_a_page() -> None:
 
 
 def test_what_a_row_says() -> None:
-    by_name = {o.name: standing(o) for o in nights.NIGHT.outcomes}
+    by_name = {o.name: (at_a_glance(o)[0], o.standing, at_a_glance(o)[1]) for o in nights.NIGHT.outcomes}
     assert by_name["bit-m-int8"] == (
         "bad", "failed check", "Cosine similarity missed its limit; output logits holds NaN or infinity in what was executed",
     )  # fmt: skip

@@ -308,8 +308,6 @@ def test_feed_of_arrays(tmp_path: Path, suffix: str) -> None:
     [
         (np.array([0, 2, 1, -1]), ("red", "blue", "green", None)),
         (np.array([0, 1, 2, 9], np.uint8), ("red", "green", "blue", None)),
-        (np.array([0.0, 1, 2, 1]), (None,) * 4),
-        (np.zeros((4, 2), np.int64), (None,) * 4),
     ],
 )
 def test_labels_beside_arrays_are_what_is_right(
@@ -339,16 +337,21 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").touch()
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     np.save(tmp_path / "scalar.npy", np.float32(1))
-    np.savez(tmp_path / "text.npz", image=np.zeros((1, 3, 8, 8), np.float32))
+    image = np.zeros((1, 3, 8, 8), np.float32)
+    np.savez(tmp_path / "text.npz", image=image)
+    np.savez(tmp_path / "labels.npz", image=image, labels=np.zeros(1))
+    np.savez(tmp_path / "more.npz", image=image, mask=image)
     with zipfile.ZipFile(tmp_path / "text.npz", "a") as archive:
         archive.writestr("readme.txt", "Pictures.")
     expected = {
         "gone": "there is no such file or folder. Give an image, a folder of images or an array file.",
         "empty": "holds no image (.jpg, ",
         "a.mp4": "must be one of .jpg, ",
-        "objects.npy": "must be a readable array file without objects (got: ",
-        "text.npz": "must be a readable array file without objects (got: readme.txt, which is no array). Write it again.",
-        "scalar.npy": "every array must hold the same samples, one or more (got [0])",
+        "objects.npy": "must be a readable .npy file of plain arrays (got ",
+        "text.npz": "must be a readable .npz file of plain arrays (got ",
+        "scalar.npy": "must hold one sample or more (got none). Check it.",
+        "labels.npz": "'labels' must be integers [S] (got float64 [1]). Save one class number a sample.",
+        "more.npz": "must hold the inputs ['image'], and may hold 'labels' (got ['image', 'mask']). Rename the arrays.",
     }
     with trtpipe.load(tmp_path / "c") as model:
         for name, message in expected.items():

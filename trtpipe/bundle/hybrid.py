@@ -24,8 +24,14 @@ from trtpipe.bundle.golden import tensors_of
 from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError
 
-#: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
-OPERATOR = r"^(aten\.[a-z_][a-z0-9_]*\.[A-Za-z0-9_]+|trtpipe\.(quantize|dequantize|dequantize_per_channel|dequantize_beside)\.default|python\.(getitem|add|sub|mul|floordiv|mod|neg))$"  # noqa: E501
+#: Python's operators, on numbers and tuples, that a plan may name.
+PYTHON_OPERATORS = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
+#: All operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's.
+OPERATOR = (
+    r"^(aten\.[a-z_][a-z0-9_]*\.[A-Za-z0-9_]+"
+    r"|trtpipe\.(quantize|dequantize|dequantize_per_channel|dequantize_beside)\.default"
+    rf"|python\.({'|'.join(PYTHON_OPERATORS)}))$"
+)
 #: Of ATen's, the one that reaches outside: it maps a file. Those that write to their arguments end in "_".
 FORBIDDEN = frozenset({"from_file"})
 

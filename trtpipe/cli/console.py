@@ -10,11 +10,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from calib.user_code import OURS
 from trtpipe import __version__
@@ -26,10 +26,8 @@ from trtpipe.outputs import naming
 from trtpipe.progress import duration, per_second
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
-    from rich.table import Table
 
 #: Below a traceback.
 A_BUG = f"this is a bug in trtpipe {__version__}; please report it with the lines above"
@@ -249,105 +247,3 @@ def relative(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-class Jobs:
-    """Shows many jobs at once: a live table on a terminal, a line for each that ends in a log.
-
-    The first interrupt asks running jobs to stop; the second ends them.
-    """
-
-    #: States that end a job, and how a terminal colours them.
-    COLOURS: ClassVar[dict[str, str]] = {
-        "built": "green",
-        "reused": "dim",
-        "failed": "red",
-        "error": "red",
-        "REGRESSION": "bold red",
-        "cancelled": "yellow",
-    }
-    #: Rows of the table; more jobs than fit are counted.
-    ROWS = 20
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._draw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
-        self._states: dict[str, tuple[str, str]] = {}
-        self._began: dict[str, float] = {}
-        self._live: Live | None = None
-        self._cancelled = False
-
-    @contextmanager
-    def watching(self) -> Iterator[Jobs]:
-        """Handle interrupts and draw, until the end of the block."""
-        with self._interrupts(), self._drawing():
-            yield self
-
-    def planned(self, names: Sequence[str]) -> None:
-        """These jobs are shown."""
-        self._states = dict.fromkeys(names, ("", ""))
-
-    def state(self, name: str, state: str, detail: str = "") -> None:
-        """A job's state now: waiting, running, or one that ends it."""
-        if state == "running":
-            self._began.setdefault(name, time.monotonic())
-        self._states[name] = (state, detail)
-        if self._live is not None:
-            self._live.update(self._table())
-        elif not self._quiet and (state in self.COLOURS and state != "reused"):
-            spent = f" in {duration(time.monotonic() - self._began[name])}" if name in self._began else ""
-            done = sum(s in self.COLOURS for s, _ in self._states.values())
-            err(f"[{done}/{len(self._states)}] {name}: {state}{spent}{': ' + detail if detail else ''}")
-
-    def note(self, message: str) -> None:
-        """Show something a reader of the log should know now."""
-        if self._live is not None:
-            self._live.console.print(f"note: {message}", highlight=False, markup=False)
-        elif not self._quiet:
-            err(f"note: {message}")
-
-    def cancelled(self) -> bool:
-        """Whether the user has asked to stop."""
-        return self._cancelled
-
-    def _table(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("job", "state", "time", ""):
-            table.add_column(title, no_wrap=True)
-        order = ("running", "REGRESSION", "failed", "error", "waiting", "built", "cancelled", "reused", "")
-        rows = sorted(self._states.items(), key=lambda item: order.index(item[1][0]) if item[1][0] in order else 0)
-        for name, (state, detail) in rows[: self.ROWS]:
-            spent = duration(time.monotonic() - self._began[name]) if state == "running" else ""
-            table.add_row(Text(name), Text(state, self.COLOURS.get(state, "")), spent, Text(detail, "dim"))
-        done = sum(s in self.COLOURS for s, _ in self._states.values())
-        hidden = f", {len(rows) - self.ROWS} not shown" if len(rows) > self.ROWS else ""
-        table.caption = f"{done} of {len(rows)} done{hidden}"
-        return table
-
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        if not self._draw:
-            yield
-            return
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
-        with Live(console=RichConsole(stderr=True), refresh_per_second=4, transient=True) as self._live:
-            try:
-                yield
-            finally:
-                self._live = None
-
-    @contextmanager
-    def _interrupts(self) -> Iterator[None]:
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            again, self._cancelled = self._cancelled, True
-            if again:
-                raise KeyboardInterrupt
-            self.note("stopping; running jobs end at their next step. Once more ends them now.")
-
-        with interrupted_by(interrupt):
-            yield

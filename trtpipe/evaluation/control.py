@@ -21,7 +21,7 @@ from calib.algorithms import INT8_MAX
 from trtpipe.errors import BuildError, titled
 from trtpipe.model.export import export
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
-from trtpipe.model.products import MATMULS
+from trtpipe.model.products import PRODUCTS
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
@@ -293,11 +293,10 @@ def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
     from trtpipe.model.nodes import constant_value, is_constant, op_name
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
-    products = ("conv", "linear", *MATMULS, "addmm", "mm")  # a program may have been decomposed
     weights = [
         (n, c)
         for n, c, value in read
-        if (op_name(n).startswith(products) and value.dim() > 1) or (op_name(n) in _FOUR_BITS and c is n.args[1])
+        if (op_name(n).startswith(PRODUCTS) and value.dim() > 1) or (op_name(n) in _FOUR_BITS and c is n.args[1])
     ]
     weights = weights or [(n, c) for n, c, value in read if value.is_floating_point() and bool(value.any())]
     if not weights:

@@ -5,6 +5,8 @@ from __future__ import annotations
 #: Operations with a weight: name -> axis of the output channel in it.
 WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2d": 1, "conv_transpose1d": 1}
 MATMULS = ("matmul", "bmm")
+#: What their names begin with, in a program that may have been decomposed too.
+PRODUCTS = ("conv", "linear", *MATMULS, "addmm", "mm")
 #: Products that no rule is for.
 OTHER_PRODUCTS = {
     "mv": "a product with one vector gains nothing", "addmv": "a product with one vector gains nothing",

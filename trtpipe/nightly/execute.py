@@ -228,15 +228,15 @@ def is_whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
         digests: of files; those that `stat` says are unchanged are not read.
     """
     try:
+        present = set(os.listdir(bundle)) - {MANIFEST}
+        if not all(stat.S_ISREG(os.lstat(bundle / n).st_mode) for n in (MANIFEST, *present)):
+            return False  # a link to the same bytes is no part of a bundle
         if digests.file(bundle / MANIFEST) != manifest_sha256:
             return False
         manifest: Any = loads((bundle / MANIFEST).read_bytes())
         listed = manifest["files"]
-        present = set(os.listdir(bundle)) - {MANIFEST}
-        if SIGNATURE in present:
-            there = os.lstat(bundle / SIGNATURE)
-            if not stat.S_ISREG(there.st_mode) or there.st_size != SIGNATURE_BYTES:
-                return False
+        if SIGNATURE in present and os.lstat(bundle / SIGNATURE).st_size != SIGNATURE_BYTES:
+            return False
         listed_here = present - {SIGNATURE} == set(listed)
         return listed_here and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

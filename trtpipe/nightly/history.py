@@ -18,7 +18,7 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.atomic import alone_in
 from trtpipe.errors import InputError
-from trtpipe.nightly.outcome import JobOutcome
+from trtpipe.nightly.outcome import THERE, JobOutcome
 from trtpipe.nightly.task import from_plain, plain
 from trtpipe.outputs import naming_database, open_database, tables_of
 from trtpipe.streams import require_no_stream
@@ -179,8 +179,8 @@ class History:
     def latest(self, before_run: int | None) -> dict[str, Past]:
         """The latest result with a bundle of every job, before a run; of all runs for None."""
         where = (
-            "outcome IN ('built', 'reused') AND run = (SELECT max(run) FROM results AS r "
-            "WHERE r.name = results.name AND r.run < coalesce(?, r.run + 1) AND r.outcome IN ('built', 'reused'))"
+            f"outcome IN {THERE} AND run = (SELECT max(run) FROM results AS r "
+            f"WHERE r.name = results.name AND r.run < coalesce(?, r.run + 1) AND r.outcome IN {THERE})"
         )
         return {p.outcome.name: p for p in self._select(where, (before_run,))}
 

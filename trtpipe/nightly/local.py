@@ -14,6 +14,7 @@ from trtpipe.errors import BuildError, Cancelled
 from trtpipe.machine import available_bytes, usable_cores
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
+from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.pool import RETRIES, Event, Pool, Reports, Slot
 from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.apart import code_of
@@ -110,7 +111,7 @@ class Local:
             tried = (*task.attempts, death)
             if len(tried) > RETRIES:
                 queue.ended(task)
-                message = f"{task.name}: {death}, {len(tried)} times. Its log is in .nightly/ of the output folder."
+                message = f"{task.name}: {death}, {len(tried)} times. Its log is in {LOGS}/ of the output folder."
                 finished(task, failure(dataclasses.replace(task, attempts=tried), message, BuildError.exit_code))
             else:
                 watcher.note(f"{task.name}: {death}; it is tried again")

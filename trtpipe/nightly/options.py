@@ -12,6 +12,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import Sign
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
+from trtpipe.nightly.outcome import State
 from trtpipe.nightly.regressions import LIMITS, Limit
 from trtpipe.nightly.task import BuildTask, RepeatTask, Task
 from trtpipe.pipeline.cache.databases import JOURNALS
@@ -21,6 +22,7 @@ from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 #: What a night writes beside its bundles: its report, as JSON, text and a page, and a folder of its workers' output.
 JSON_REPORT, TEXT_REPORT, PAGE, LOGS = "nightly.json", "nightly.txt", "nightly.html", ".nightly"
+HISTORY = "history.sqlite"
 
 #: What a resumed run does as the one that was stopped, and how it is asked for.
 REMEMBERED: Mapping[str, str] = {
@@ -142,8 +144,8 @@ class Watcher(Protocol):
     def planned(self, names: Sequence[str]) -> None:
         """These jobs are part of tonight."""
 
-    def state(self, name: str, state: str, detail: str = "") -> None:
-        """A job is `waiting`, `running`, `built`, `reused`, `failed`, `error`, `cancelled` or `REGRESSION`."""
+    def state(self, name: str, state: State, detail: str = "") -> None:
+        """What a job does now, or came to."""
 
     def note(self, message: str) -> None:
         """Something the reader should know now."""
@@ -169,7 +171,7 @@ class Unwatched:
     def planned(self, names: Sequence[str]) -> None:
         """Ignore it."""
 
-    def state(self, name: str, state: str, detail: str = "") -> None:
+    def state(self, name: str, state: State, detail: str = "") -> None:
         """Ignore it."""
 
     def note(self, message: str) -> None:

@@ -17,6 +17,13 @@ Outcome = Literal["built", "reused", "error", "cancelled"]
 #: Those after which the bundle is there, whatever its check says.
 THERE: tuple[Outcome, ...] = ("built", "reused")
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+#: What a job's night comes to at a glance, the worst first, by which jobs are listed everywhere.
+Standing = Literal["regression", "failed check", "error", "drift", "cancelled", "built", "reused"]
+STANDINGS: tuple[Standing, ...] = get_args(Standing)
+#: Those of a night that is not green.
+TROUBLES: tuple[Standing, ...] = STANDINGS[: STANDINGS.index("built")]
+#: What a job is seen to do: it waits, is built, or has ended.
+State = Literal["waiting", "running"] | Standing
 #: What the note of a regression that was accepted begins with.
 ACCEPTED = "accepted: "
 
@@ -114,6 +121,17 @@ class JobOutcome:
     def green(self) -> bool:
         """Whether it has a bundle that passed its check, and nothing became worse than it may."""
         return self.outcome in THERE and self.exit_code == SUCCESS and not self.regressions
+
+    @property
+    def standing(self) -> Standing:
+        """What it comes to at a glance: the worst that is true of it."""
+        if self.regressions:
+            return "regression"
+        if self.exit_code == FAILED:
+            return "failed check"
+        if self.drift is not None and self.drift.outputs_differ and self.outcome in THERE:
+            return "drift"
+        return self.outcome
 
     @property
     def accepted(self) -> bool:
@@ -241,11 +259,5 @@ def to_json(report: NightlyReport) -> str:
 
 
 def worst_first(outcome: JobOutcome) -> tuple[int, str]:
-    """Key by which jobs are listed: regressions, failed checks, errors, jobs that were not reached; then by name."""
-    order = (
-        bool(outcome.regressions),
-        outcome.exit_code == FAILED,
-        outcome.outcome == "error",
-        outcome.outcome == "cancelled",
-    )
-    return next((i for i, yes in enumerate(order) if yes), len(order)), outcome.name
+    """Key by which jobs are listed: what each comes to, the worst first; then by name."""
+    return STANDINGS.index(outcome.standing), outcome.name

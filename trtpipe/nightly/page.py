@@ -10,24 +10,28 @@ from urllib.parse import quote
 from trtpipe.errors import FAILED, SUCCESS, first_line
 from trtpipe.evaluation.limits import worst
 from trtpipe.nightly.options import PAGE
-from trtpipe.nightly.outcome import OUTCOMES, THERE, Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.nightly.outcome import (
+    OUTCOMES,
+    THERE,
+    TROUBLES,
+    Comparison,
+    JobOutcome,
+    NightlyReport,
+    drift_line,
+    worst_first,
+)
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import beside_limit, compact, percent
 from trtpipe.report.metric_rows import HEADLINES, MetricRow, meaning, metric_row
 from trtpipe.report.page import packages, page
 
-#: Rows are in this order, and of those that are bad the first few are open.
-ORDER = ("regression", "failed check", "error", "drift", "built", "reused", "cancelled")
+#: Of the rows that are bad, the first so many are open.
 OPEN_ROWS = 5
-#: Of those, the ones that somebody has to look at.
-TROUBLES = ("regression", "failed check", "error", "drift", "cancelled")
-
 #: What `history` holds beside metrics, and how it is called.
 _OTHERS: Mapping[str, str] = {
     "size_bytes": "Engine size",
     "seconds": "Build time, s",
-    "latency_ms": "Latency, ms",
 }
 
 Figures = Mapping[str, Mapping[str, Sequence[float | None]]]
@@ -86,8 +90,8 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
             tonight, oldest first; None where a run has none.
         links: by job, the path of its report.html relative to this page.
     """
-    rows = [job_row(o, (history or {}).get(o.name, {}), (links or {}).get(o.name, "")) for o in report.outcomes]
-    rows.sort(key=lambda r: (ORDER.index(r.word), r.job.name))
+    listed = sorted(report.outcomes, key=worst_first)
+    rows = [job_row(o, (history or {}).get(o.name, {}), (links or {}).get(o.name, "")) for o in listed]
     counts = [(word, sum(r.job.outcome == word for r in rows)) for word in OUTCOMES]
     return page(
         PAGE,  # its template has its name
@@ -105,14 +109,14 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
 
 def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str) -> JobRow:
     """One job's row and detail."""
-    state, word, remark = standing(o)
+    state, remark = at_a_glance(o)
     by_name = worst(o.metrics)
     first = next((n for n in HEADLINES if n in by_name), None)
     total = o.total_seconds
     return JobRow(
         job=o,
         state=state,
-        word=word,
+        word=o.standing,
         remark=remark,
         figure="" if first is None else figure(first, by_name[first].value),
         figure_title="" if first is None else HEADLINES[first],
@@ -128,22 +132,20 @@ def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str
     )
 
 
-def standing(o: JobOutcome) -> tuple[str, str, str]:
-    """(state, word, remark) of one job: what its row says at a glance."""
+def at_a_glance(o: JobOutcome) -> tuple[str, str]:
+    """(state, remark) of one job: how its row looks, and what it says beside its `standing`."""
     if o.regressions:
-        return "bad", "regression", o.regressions[0]
+        return "bad", o.regressions[0]
     if o.exit_code == FAILED:
         missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
-        return "bad", "failed check", "; ".join([*missed, *o.problems]) or first_line(o.error)
+        return "bad", "; ".join([*missed, *o.problems]) or first_line(o.error)
     if o.outcome == "error":
-        return "bad", "error", first_line(o.error)
-    if o.drift is not None and o.drift.outputs_differ:
-        return "bad", "drift", drift_line(o.drift)
+        return "bad", first_line(o.error)
     if o.outcome == "cancelled":
-        return "plain", "cancelled", "not begun, or stopped"
-    if o.outcome == "reused":
-        return "good", "reused", "nothing changed"
-    return "good", "built", "; ".join(o.reasons) if o.drift is None else drift_line(o.drift)
+        return "plain", "not begun, or stopped"
+    if o.drift is not None:
+        return "bad" if o.standing == "drift" else "good", drift_line(o.drift)
+    return "good", "nothing changed" if o.outcome == "reused" else "; ".join(o.reasons)
 
 
 def comparison_row(c: Comparison) -> ComparisonRow:

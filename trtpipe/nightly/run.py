@@ -15,7 +15,7 @@ from pathlib import Path
 from calib.files import as_text
 from calib.types import JsonObject
 from trtpipe.bundle.format import require_place
-from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError, user_error
+from trtpipe.errors import Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP_SUFFIX
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, read_jobs, same_name
@@ -356,9 +356,8 @@ class _Night:
             parts = self._parts_of(outcome)
             assert self.run is not None
             self.history.record(self.run, outcome, parts, green=outcome.green and not self.options.repeat)
-        word = "failed" if outcome.exit_code == FAILED and outcome.outcome != "error" else outcome.outcome
         detail = [*outcome.regressions, *outcome.error.splitlines()[:1]] or list(outcome.reasons)
-        self.watcher.state(outcome.name, "REGRESSION" if outcome.regressions else word, "; ".join(detail))
+        self.watcher.state(outcome.name, outcome.standing, "; ".join(detail))
 
 
 def _begin(history: History, options: Options, say: Callable[[str], None]) -> tuple[int, bool, Options]:

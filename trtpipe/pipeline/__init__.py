@@ -7,6 +7,7 @@ __all__ = [
     "cache",
     "cached",
     "calibrate",
+    "collector",
     "deep",
     "kit",
     "own_modules",

@@ -25,6 +25,7 @@ METRICS: Mapping[str, tuple[str, str, bool]] = {
     "accuracy_baseline": ("Accuracy of the baseline", "top-1, against the labels", True),
     "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", True),
     "accuracy_drop": ("Accuracy lost", "baseline − executed", True),
+    "latency_ms": ("Latency, ms", "the engine's median for one batch; less is better", False),
 }
 #: The figures by which a build is judged at a glance, the one that says most first, and their titles in narrow columns.
 HEADLINES: Mapping[str, str] = {

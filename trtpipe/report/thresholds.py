@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from calib.audit import data_warnings, threshold_warnings
-from trtpipe.model.products import MATMULS
+from trtpipe.model.products import PRODUCTS, WEIGHTED
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def scale_keys(tensors: Collection[str], scales: Mapping[str, str]) -> Mapping[s
 def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[str]:
     """The table keys whose scales the inputs of an operation have: those of a convolution or linear are called `input`
     in its module, those of others by the operation."""
-    inputs = (f"{layer.module}:input",) if layer.op.startswith(("conv", "linear")) else ()
+    inputs = (f"{layer.module}:input",) if layer.op in WEIGHTED else ()
     starts = inputs or (f"{layer.module}:{layer.op}.", f"{layer.module}:{layer.op}_")
     return frozenset(scale for key, scale in scales.items() if key.startswith(starts))
 
@@ -54,8 +54,7 @@ def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scale
 def _may_read_int8(layer: LayerPrecision) -> bool:
     """Whether an operation's inputs can be INT8: a product's are in its own format; a sum, a concat or a pool may read
     INT8 and compute in float."""
-    product = layer.op.startswith(("conv", "linear")) or layer.op in MATMULS
-    return layer.precision == "int8" or not (product or layer.precision in NUMBER_FORMATS)
+    return layer.precision == "int8" or not (layer.op.startswith(PRODUCTS) or layer.precision in NUMBER_FORMATS)
 
 
 def int8_audit(table: CalibrationTable, unclipped: Collection[str]) -> Audit:

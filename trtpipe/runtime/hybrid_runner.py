@@ -15,7 +15,7 @@ import numpy as np
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.bundle import hybrid
-from trtpipe.bundle.hybrid import EngineStep, OperatorStep
+from trtpipe.bundle.hybrid import PYTHON_OPERATORS, EngineStep, OperatorStep
 from trtpipe.bundle.manifest import HYBRID
 from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.model.computing import old_driver
@@ -26,9 +26,7 @@ from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
 if TYPE_CHECKING:
     import torch
 
-_PYTHON: Mapping[str, Callable[..., Any]] = {
-    n: getattr(operator, n) for n in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
-}
+_PYTHON: Mapping[str, Callable[..., Any]] = {n: getattr(operator, n) for n in PYTHON_OPERATORS}
 
 
 class PlanRunner(contextlib.AbstractContextManager[Any], Protocol):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 
-from calib.arrays import LABELS
+from calib.arrays import ArraySamples, open_arrays
 from calib.errors import CalibError
 from calib.files import as_text, suffix_of
 from calib.folders import images_below
-from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES
+from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES, InputSpec
 from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.runtime.session import Model
@@ -24,13 +23,13 @@ class Feed:
     """Samples in order. `truths` are the classes that a folder's structure, or the labels of a file of arrays, give
     them; None where there is none.
 
-    Exactly one of `paths`, images still to be read, and `arrays`, [S, ...] by input name, is set.
+    Exactly one of `paths`, images still to be read, and `arrays`, rows still to be read, is set.
     """
 
     ids: tuple[str, ...]
     truths: tuple[str | None, ...]
     paths: tuple[Path, ...] | None = None
-    arrays: Mapping[str, Array] | None = None
+    arrays: ArraySamples | None = None
 
     def batches(self, model: Model, size: int) -> Iterator[dict[str, Array]]:
         """The inputs [B, ...] of at most `size` samples at a time by name. Images are read when their batch is due, and
@@ -48,8 +47,11 @@ class Feed:
                 same = []
         if same:
             yield {name: np.concatenate(same)}
-        for start in range(0, 0 if self.arrays is None else len(self.ids), size):
-            yield {name: np.asarray(a[start : start + size]) for name, a in (self.arrays or {}).items()}
+        if self.arrays is None:
+            return
+        for start in range(0, len(self.ids), size):
+            rows = [self.arrays.stored(at) for at in range(start, min(start + size, len(self.ids)))]
+            yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def open_feed(path: Path, model: Model) -> Feed:
@@ -60,7 +62,8 @@ def open_feed(path: Path, model: Model) -> Feed:
 
     Raises:
         InputError: nothing there, no image in the folder, a folder in it that cannot be listed, a kind of file that is
-            neither image nor array, a file of arrays that is damaged, or arrays of unequal length or without a sample.
+            neither image nor array, a file of arrays that is damaged or that `calib.arrays` refuses, or one without a
+            sample.
     """
     if path.is_dir():
         return _folder(path, model)
@@ -92,37 +95,15 @@ def _folder(folder: Path, model: Model) -> Feed:
 
 
 def _arrays(path: Path, model: Model) -> Feed:
-    names = [s.name for s in model.manifest.inputs]
+    """Arrays as a check reads them; whether their sizes are the engine's is seen when they are run."""
+    inputs = [InputSpec(s.name, s.dtype, (None,) * len(s.shape[1:])) for s in model.manifest.inputs]
     try:
-        if suffix_of(path) == ".safetensors":
-            arrays: dict[str, Array] = dict(load_file(path))
-        elif suffix_of(path) == ".npy":
-            arrays = {names[0]: np.lib.format.open_memmap(path, mode="r")}
-        else:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                arrays = {n: archive[n] for n in archive.files}
-            if other := [n for n, a in arrays.items() if not isinstance(a, np.ndarray)]:
-                raise ValueError(f"{other[0]}, which is no array")
-    except ImportError:
-        raise
-    except Exception as error:  # noqa: BLE001  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
-        raise InputError(
-            f"{path}: must be a readable array file without objects (got: {error}). Write it again."
-        ) from None
-    labels = arrays.pop(LABELS, None) if LABELS not in names else None
-    lengths = {a.shape[0] if a.ndim else 0 for a in arrays.values()}
-    if len(lengths) != 1 or min(lengths) < 1:
-        raise InputError(
-            f"{path}: every array must hold the same samples, one or more (got {sorted(lengths)}). Check it."
-        )
-    ids = tuple(f"{as_text(path.name)}[{i}]" for i in range(lengths.pop()))
-    return Feed(ids, _truths(labels, model, len(ids)), arrays=arrays)
-
-
-def _truths(labels: Array | None, model: Model, samples: int) -> tuple[str | None, ...]:
-    """The names of the classes that a file of arrays holds as the check takes them, integers [S]; where the bundle
-    knows no such class, None."""
+        samples = open_arrays(str(path), inputs)
+    except CalibError as error:
+        raise InputError(str(error)) from error
+    if not samples.ids:
+        raise InputError(f"{path}: must hold one sample or more (got none). Check it.")
     names = model.manifest.class_names or ()
-    if labels is None or labels.shape != (samples,) or labels.dtype.kind not in "iu":
-        return (None,) * samples
-    return tuple(names[k] if 0 <= k < len(names) else None for k in labels.tolist())
+    labels = samples.labels or (-1,) * len(samples.ids)
+    truths = tuple(names[k] if 0 <= k < len(names) else None for k in labels)
+    return Feed(tuple(as_text(i) for i in samples.ids), truths, arrays=samples)

@@ -65,9 +65,15 @@ def trusted(key: Path | None) -> Path | None:
 def report_lines(report: CheckReport) -> list[str]:
     """A check's figures, each beside its limit."""
     word = "passed" if report.passed else "FAILED"
-    lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]
-    lines += [metric_line(f"{metric.output}.{metric.name}", metric) for metric in report.metrics]
-    return lines + said_lines(report)
+    return [
+        f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples",
+        *figure_lines(report),
+    ]
+
+
+def figure_lines(report: CheckReport) -> list[str]:
+    """A check's figures, each beside its limit, and what it says beside them."""
+    return [*(metric_line(f"{m.output}.{m.name}", m) for m in report.metrics), *said_lines(report)]
 
 
 def said_lines(report: CheckReport) -> list[str]:

@@ -12,6 +12,7 @@ from trtpipe.cli.commands.options import InputPath, OutputFile, json_option
 from trtpipe.errors import SUCCESS, ExitCode, InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
+from trtpipe.nightly.options import HISTORY
 from trtpipe.outputs import require_apart
 
 
@@ -20,7 +21,7 @@ from trtpipe.outputs import require_apart
 @click.option(
     "--history",
     "file",
-    default=Path("out/history.sqlite"),
+    default=Path("out") / HISTORY,
     show_default=True,
     type=InputPath(dir_okay=False),
     help="The SQLite file that `trtpipe nightly` writes.",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from pydantic import TypeAdapter
 
 from calib.errors import CalibError
 from calib.files import open_regular, read_regular, suffix_of, unreadable
@@ -17,16 +18,16 @@ from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import figure_lines
 from trtpipe.cli.commands.options import InputPath, json_option
 from trtpipe.errors import InputError, MissingError, first_line, shell, titled
-from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.packages import pip_install, present
 from trtpipe.progress import size
 from trtpipe.routes.compiled_precision import dequantizer, dynamic
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.plan import MAGICS, read_header
-from trtpipe.values import MANIFEST
+from trtpipe.values import MANIFEST, CheckReport
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, ValueInfoProto
@@ -222,14 +223,9 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
     for layer in description["layers"]:
         yield f"  {layer['precision']:<5} {layer['module']:<40} {layer['op']:<20} {layer['reason']}".rstrip()
     if check is not None:
-        yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
-        for metric in check["metrics"]:
-            value, limit = _short(metric["value"]), ""
-            if metric["limit"] is not None:
-                value, limit = beside(float(metric["value"]), metric["limit"]), f"limit {exact(metric['limit'])}"
-            yield f"  {metric['output']}.{metric['name']:<28} {value:<12} {limit}".rstrip()
-        for problem in check["problems"]:
-            yield f"  problem: {problem}"
+        report = TypeAdapter(CheckReport).validate_python(check)
+        yield f"check: {'passed' if report.passed else 'FAILED'}, {report.executed} executed by {report.runner}"
+        yield from figure_lines(report)
     for key in ("calibration_digest", "weights_digest", "fingerprint"):
         if description[key]:
             yield f"{key.replace('_', ' ')}: {description[key]}"

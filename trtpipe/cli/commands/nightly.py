@@ -26,10 +26,11 @@ from trtpipe.cli.commands.options import (
     set_option,
     tls_options,
 )
+from trtpipe.cli.watching import Jobs
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
-from trtpipe.nightly.options import JSON_REPORT, PAGE, TEXT_REPORT, Options
+from trtpipe.nightly.options import HISTORY, JSON_REPORT, PAGE, TEXT_REPORT, Options
 from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
@@ -49,7 +50,7 @@ from trtpipe.pipeline.cache.store import parse_bytes
 @cache_option
 @click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
-@click.option("--history", "history_file", type=OutputFile(), help="SQLite file; OUT/history.sqlite when absent.")
+@click.option("--history", "history_file", type=OutputFile(), help=f"SQLite file; OUT/{HISTORY} when absent.")
 @click.option("--force", is_flag=True, help="Build everything, whatever the cache has.")
 @click.option("--explain", "explains", is_flag=True, help="Say what would be built and why, and build nothing.")
 @click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
@@ -72,7 +73,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     options = _options(jobs, explains, **given)
     if explains:
         return _explain(options, as_json)
-    with console.Jobs(quiet=quiet or as_json).watching() as watcher:
+    with Jobs(quiet=quiet or as_json).watching() as watcher:
         report = nightly(options, watcher)
     pages = _write(report, options)
     if as_json:
@@ -124,7 +125,7 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
         jobs=job_files(jobs, notes.append),
         out=out,
         cache=cache_or_users(given["cache"]),
-        history=given["history_file"] or out / "history.sqlite",
+        history=given["history_file"] or out / HISTORY,
         store=given["store"],
         overrides=given["overrides"],
         workers=given["workers"],
