@@ -172,7 +172,7 @@ def test_what_is_no_address_is_said_to_be_none(address, credentials):
         assert str(error.value) == said
 
 
-def forged(folder, *, days=(-1, 1), key=None, authority=None):
+def forged(folder, *, days=(-1, 1), authority_days=(-9, 9), key=None, authority=None):
     """A folder of credentials in which something is not as `make_credentials` makes it."""
     make_credentials(folder)
     role, now = folder / "worker", datetime.datetime.now(datetime.timezone.utc)
@@ -187,7 +187,7 @@ def forged(folder, *, days=(-1, 1), key=None, authority=None):
         return made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
 
     pem = Encoding.PEM
-    ca = certificate(issuer.public_key(), (-9, 9), True).sign(issuer, hashes.SHA256())
+    ca = certificate(issuer.public_key(), authority_days, True).sign(issuer, hashes.SHA256())
     (role / "ca.pem").write_bytes(ca.public_bytes(pem))
     leaf = certificate(own.public_key(), days, False).sign(authority or issuer, hashes.SHA256())
     (role / "cert.pem").write_bytes(leaf.public_bytes(pem))
@@ -199,6 +199,8 @@ def forged(folder, *, days=(-1, 1), key=None, authority=None):
 def test_credentials_that_cannot_work_are_found_before_anyone_is_asked(tmp_path):
     other = ec.generate_private_key(ec.SECP256R1())
     cases = {
+        "ended authority": ({"authority_days": (-9, -1)}, "ca.pem must be in force (it is from "),
+        "later authority": ({"authority_days": (1, 9)}, "ca.pem must be in force (it is from "),
         "expired": ({"days": (-5, -1)}, "cert.pem must be in force (it is from "),
         "future": ({"days": (1, 5)}, "cert.pem must be in force (it is from "),
         "key": (

@@ -159,10 +159,11 @@ def _security(folder: Path) -> Security:
 
 
 def _require_usable(folder: Path) -> None:
-    """Find out before anyone is asked whether the certificate is in force, of its authority, and fits its key.
+    """Find out before anyone is asked whether both certificates are in force, the own one is of its authority
+    and fits its key.
 
     Raises:
-        InputError: it is not; OpenSSL would say of the first two only that the connection ended.
+        InputError: they are not; OpenSSL would say of the first two only that the connection ended.
     """
     again = "Make new ones for the whole fleet with `trtpipe keygen --fleet DIR`."
     try:
@@ -174,9 +175,10 @@ def _require_usable(folder: Path) -> None:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(f"--tls: {folder} must hold certificates and a key in PEM (got: {error}). {again}") from None
     now = datetime.datetime.now(datetime.timezone.utc)
-    if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
-        span = f"from {own.not_valid_before_utc:%Y-%m-%d} to {own.not_valid_after_utc:%Y-%m-%d}"
-        raise InputError(f"--tls: {folder / CERTIFICATE} must be in force (it is {span}). {again}")
+    for name, one in ((AUTHORITY, authority), (CERTIFICATE, own)):
+        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
+            span = f"from {one.not_valid_before_utc:%Y-%m-%d} to {one.not_valid_after_utc:%Y-%m-%d}"
+            raise InputError(f"--tls: {folder / name} must be in force (it is {span}). {again}")
     plain = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*plain) != own.public_key().public_bytes(*plain):
         raise InputError(f"--tls: {folder / KEY} must be the key of {CERTIFICATE} (it is another). {again}")

@@ -13,7 +13,7 @@ def shortest(value: float, digits: int) -> str:
 
 
 def compact(x: float, digits: int = 4) -> str:
-    """At most `digits` significant digits: 0.9988, 25.93, 1.380e-05; whole numbers from 1,000 on."""
+    """At most `digits` significant digits: 0.9988, 25.93, 1.38e-05; whole numbers from 1,000 on."""
     if isinstance(x, bool) or not math.isfinite(x):
         return {math.inf: "∞", -math.inf: "−∞"}.get(x, "NaN")
     if x == int(x) and abs(x) < 1e6:
