@@ -72,7 +72,7 @@ def test_any_damaged_byte_is_found() -> None:
             from_json(bytes(damaged), "m")
     edited = data.replace(b'"passed": true', b'"passed": false', 1)
     assert edited != data
-    message = "m: is damaged, or was edited (its digest is of other content). Fetch the bundle again."
+    message = "m: is damaged, or was edited (its digest is of other content). Fetch or build the bundle again."
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         from_json(edited, "m")
 
@@ -161,7 +161,7 @@ def test_refused(edit: Callable[[dict[str, Any]], None], message: str) -> None:
 
 MALFORMED = [
     (b"", "m: must be JSON (got: "),
-    (b"[]\n", "m: must be a JSON object (got list). Fetch the bundle again."),
+    (b"[]\n", "m: must be a JSON object (got list). Fetch or build the bundle again."),
     (b'{"a": 1, "a": 2}', "m: must be JSON (got: a key is given twice)"),
     (b'{"a": NaN}', "m: must be JSON (got: NaN is not JSON)"),
     (b'{"a": 1e999}', "m: must be JSON (got: "),

@@ -9,8 +9,9 @@ import report_sample as samples
 from PIL import ExifTags, Image
 
 from trtpipe.report.boxes import Drawn, box_pictures
-from trtpipe.report.comparison import IMAGE_SIDE, class_output, confusion, gallery, image_uri
+from trtpipe.report.comparison import class_output, confusion, gallery, image_uri
 from trtpipe.report.content import ComparedOutputs, Detections
+from trtpipe.report.sample_image import IMAGE_SIDE
 
 
 def test_confusion_counts_labels_against_what_was_executed(tmp_path: Path) -> None:

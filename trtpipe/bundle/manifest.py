@@ -299,27 +299,23 @@ def from_json(data: bytes, where: str) -> Manifest:
         raw = loads(data.decode())
         canonical = _canonical(raw) == data
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: must be JSON (got: {error}). Fetch the bundle again.") from None
+        raise InputError(f"{where}: must be JSON (got: {error}). {AGAIN}") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{where}: must be a JSON object (got {type(raw).__name__}). Fetch the bundle again.")
+        raise InputError(f"{where}: must be a JSON object (got {type(raw).__name__}). {AGAIN}")
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         step = "Update trtpipe on this machine." if newer else "Build the bundle again with this trtpipe."
         raise InputError(f"{where}: schema_version must be {SCHEMA_VERSION} (got {json.dumps(version)[:40]}). {step}")
     if not canonical:
-        raise InputError(f"{where}: must be in canonical form (it was edited or reformatted). Fetch the bundle again.")
+        raise InputError(f"{where}: must be in canonical form (it was edited or reformatted). {AGAIN}")
     digest = raw.pop(_DIGEST, None)  # bundles of before have none
     if digest is not None and digest != hashlib.sha256(_canonical(raw)).hexdigest():
-        raise InputError(
-            f"{where}: is damaged, or was edited (its digest is of other content). Fetch the bundle again."
-        )
+        raise InputError(f"{where}: is damaged, or was edited (its digest is of other content). {AGAIN}")
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        raise InputError(
-            f"{where}: must follow the manifest's schema (got {first_problem(error)}). Fetch the bundle again."
-        ) from None
+        raise InputError(f"{where}: must follow the manifest's schema (got {first_problem(error)}). {AGAIN}") from None
     foreign = _foreign("", raw, plain(manifest.model_dump()))
     if foreign is not None:
         raise InputError(f"{where}: must hold only what schema {SCHEMA_VERSION} knows (got {foreign}). Update trtpipe.")

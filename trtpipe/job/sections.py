@@ -235,12 +235,12 @@ class Precision(Section):
     @property
     def on(self) -> tuple[str, ...]:
         """The keys of the number formats that are on."""
-        return tuple(k for k in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(self, k))
+        return (*(f"{name}_mode" for name in self.modes), *(("weights",) if self.weights else ()))
 
     @property
     def quantizing_key(self) -> str:
         """The key of the first mode that quantizes; `weights` where no activation is."""
-        return next((f"{name}_mode" for name in self.modes), "weights")
+        return next(iter(self.on), "weights")
 
     @property
     def half(self) -> Half | None:

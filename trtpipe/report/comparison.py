@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from trtpipe.evaluation import metrics
 from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import is_dense, pictures
-from trtpipe.report.sample_image import sample_image
+from trtpipe.report.sample_image import IMAGE_SIDE, data_uri, sample_image
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
 SHOWN_CLASSES = 12
@@ -23,8 +21,6 @@ SHOWN_CLASSES = 12
 SHOWN_SAMPLES = 12
 #: Outputs of pictures that are shown beside the first gallery.
 SHOWN_DENSE = 3
-#: Longer side of a shown image, in pixels.
-IMAGE_SIDE = 112
 
 
 @dataclass(frozen=True)
@@ -203,8 +199,4 @@ def image_uri(folder: Path | None, name: str) -> str | None:
     if image is None:
         return None
     image.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
-    stream = io.BytesIO()
-    small = max(image.size) <= 64
-    image.save(stream, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
-    kind = "png" if small else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    return data_uri(image, "png" if max(image.size) <= 64 else "jpeg")

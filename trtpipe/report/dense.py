@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
-
 import numpy as np
 from PIL import Image
 
 from calib.types import Array
+from trtpipe.report.sample_image import IMAGE_SIDE, data_uri
 
-#: Longer side of a picture, in pixels.
-_SIDE = 112
 #: Of classes, in turn; the first is dark, as it often is the background.
 COLOURS = np.array(
     [(30, 30, 34), (66, 133, 244), (219, 68, 55), (244, 180, 0), (15, 157, 88), (171, 71, 188), (0, 172, 193),
@@ -54,10 +50,8 @@ def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
     return tuple((t, uri(x)) for t, x in zip(titles, (*shown, difference), strict=True))
 
 
-def uri(pixels: Array, side: int = _SIDE) -> str:
+def uri(pixels: Array, side: int = IMAGE_SIDE) -> str:
     """Pixels uint8 [H, W, 1 or 3] as a data: URI, no longer than `side`."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((side, side), Image.Resampling.NEAREST)
-    stream = io.BytesIO()
-    image.save(stream, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    return data_uri(image, "png")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -10,6 +13,8 @@ from calib.images import UNREADABLE_IMAGE
 
 #: A file with more pixels is not decoded for the report.
 MOST_PIXELS = 64_000_000
+#: Longer side of a picture in the report, in pixels.
+IMAGE_SIDE = 112
 
 
 def sample_image(folder: Path | None, name: str) -> Image.Image | None:
@@ -26,3 +31,10 @@ def sample_image(folder: Path | None, name: str) -> Image.Image | None:
             return opened.convert("RGB")
     except UNREADABLE_IMAGE:
         return None
+
+
+def data_uri(image: Image.Image, kind: Literal["png", "jpeg"]) -> str:
+    """The image as a data: URI."""
+    stream = io.BytesIO()
+    image.save(stream, kind, **({} if kind == "png" else {"quality": 82}))
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
