@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.kit import OF_KIT
-from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE
+from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE, UNRECORDED
 from trtpipe.errors import InputError
 from trtpipe.runtime.compatibility import admit
 from trtpipe.trt.timing_cache import GIVEN, NOTE
@@ -72,7 +72,7 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
         )
         if old != new
     ]
-    options = [m.build.model_dump() | dict(m.engine.options) for m in (then, here) if m.engine]
+    options = [m.build.model_dump(exclude=set(UNRECORDED)) | dict(m.engine.options) for m in (then, here) if m.engine]
     changed = sorted(name for name in {*options[0], *options[1]} if options[0].get(name) != options[1].get(name))
     why += [f"other options ({', '.join(changed)})"] if changed else []
     for what in ("inputs", "outputs"):
