@@ -200,7 +200,9 @@ def test_a_baseline_of_other_shapes_says_what_it_is_held_against(
 
 
 def test_no_sample_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"check: the data holds no sample"):
+    with pytest.raises(
+        InputError, match=r"check: the data must hold one sample or more \(got none\)\. Check its path\."
+    ):
         record_baseline(nets.residual(), [], 0, batch_size=3, kind="trace", progress=Silent())
 
 

@@ -179,8 +179,8 @@ def test_tune_needs_qdq_and_a_limit(path):
     job = read_job(path)
     refused = {
         "precision={}": "tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.",
-        "build={target: tensorrt, quantization: implicit}": "tune: build.quantization must be explicit (got implicit), "
-        "where trtpipe places the Q/DQ.",
+        "build={target: tensorrt, quantization: implicit}": "tune: build.quantization must be explicit, where "
+        "trtpipe places the Q/DQ (got implicit). Leave it out.",
     }
     for setting, message in refused.items():
         with pytest.raises(InputError) as caught:

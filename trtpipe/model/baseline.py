@@ -128,7 +128,7 @@ def _recorded(
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
-        raise InputError("check: the data holds no sample.")
+        raise InputError("check: the data must hold one sample or more (got none). Check its path.")
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name], loaded.module)

@@ -102,7 +102,9 @@ def tune_from(
     if not job.precision.quantized:
         raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
     if not job.places_qdq:
-        raise InputError("tune: build.quantization must be explicit (got implicit), where trtpipe places the Q/DQ.")
+        raise InputError(
+            "tune: build.quantization must be explicit, where trtpipe places the Q/DQ (got implicit). Leave it out."
+        )
     if not job.check.limits.given:
         raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, prepared, table, stages)

@@ -24,10 +24,13 @@ class Unread:
     """The dataset that torch2trt requires; it is never read, since the calibrator reads the job's samples."""
 
     def __len__(self) -> int:
-        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
+        return self[0]
 
     def __getitem__(self, index: int) -> NoReturn:
-        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
+        raise BuildError(
+            "calibration: torch2trt must read the samples through trtpipe's calibrator (it read them itself). "
+            f"Install the release that trtpipe is tested with: {INSTALL}"
+        )
 
 
 class Calibrating:
