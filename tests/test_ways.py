@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
          "trtpipe.model.onnx.reference", "trtpipe.nightly.history_plot",
-         "trtpipe.report.bench_page", "trtpipe.report.dense", "trtpipe.cli.starter", "trtpipe.nightly.pool",
+         "trtpipe.report.bench_page", "trtpipe.report.sample_image", "trtpipe.cli.starter", "trtpipe.nightly.pool",
          "trtpipe.outputs", "trtpipe.pipeline.cache.recorder", "trtpipe.streams"},
         "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),

@@ -1,4 +1,4 @@
-"""How a stage reports its progress, and rates, sizes and times as text. Only `cli.console` knows a terminal."""
+"""How a stage reports its progress, and rates, sizes and times as text. Only `cli` knows a terminal."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from calib.types import Array, JsonMapping
 from trtpipe.figures import beside, exact, span
@@ -17,9 +17,6 @@ from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
     import torch
-
-#: What to do with a file of TorchScript, which torch.export does not take.
-FROM_TORCHSCRIPT = "Write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BindingDtype = Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"]
@@ -35,8 +32,6 @@ ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
-#: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
-MOST_EXTENT = 2**31 - 1
 MANIFEST, GOLDEN = "manifest.json", "golden.safetensors"  # the files that make a folder a bundle
 ARCHIVE_SUFFIX = ".trtb"  # of a bundle as one file
 
@@ -82,6 +77,12 @@ class TensorSpec:
     def row_shape(self) -> tuple[int | str, ...]:
         """The shape of one sample; of a batch where there is no batch axis."""
         return tuple(d for axis, d in enumerate(self.shape) if axis != self.batch_axis)
+
+    @property
+    def scores_classes(self) -> bool:
+        """Whether it is a floating-point score for each of two or more classes a sample."""
+        ranked = self.batch_axis is not None and self.classes and self.dtype.startswith("float")
+        return ranked and len(self.row_shape) == 1 and self.row_shape[0] != 1
 
     @property
     def described(self) -> str:
@@ -308,21 +309,6 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes,
-    bool [K], whether a box is of many (COCO's crowds), and the image's place among all of its file, by their ids."""
-
-    corners: Array
-    classes: Array
-    crowd: Array
-    place: int = 0
-
-
-#: What is right for each sample: an array [S, ...] (int64 [S] are classes), boxes, or None where nothing is known.
-Labels: TypeAlias = Array | tuple[Boxes, ...] | None
-
-
-@dataclass(frozen=True)
 class Metric:
     """One figure of the check. `limit` is None when the job sets none; `passed` is then None too."""
 
@@ -372,6 +358,11 @@ class Control:
     unmoved: tuple[str, ...] = ()
 
 
+def shortcomings(metrics: Iterable[Metric], problems: Iterable[str]) -> tuple[str, ...]:
+    """Why a check failed: the figures beyond their limits, then the problems."""
+    return (*(str(m) for m in metrics if m.passed is False), *problems)
+
+
 @dataclass(frozen=True)
 class CheckReport:
     """The result of a check: what was executed, on how many samples, and each metric beside its limit.
@@ -391,10 +382,19 @@ class CheckReport:
     warnings: tuple[str, ...] = ()
     golden: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def who(self) -> str:
+        """What executed it, like `graph executed by onnxruntime 1.31.1 on 360 samples`."""
+        return f"{self.executed} executed by {self.runner} on {self.samples} samples"
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why it failed: the figures beyond their limits, then the problems."""
+        return shortcomings(self.metrics, self.problems)
+
     def _repr_html_(self) -> str:
         """The figures as a table, for a notebook."""
         word = "passed" if self.passed else "failed"
-        verdict = f"{word}: {self.executed} executed by {self.runner} on {self.samples} samples"
         verdicts = {None: "", True: "met", False: "missed"}
         rows = ((m.output, m.name, m.value_text, m.limit_text, verdicts[m.passed]) for m in self.metrics)
-        return table_html(verdict, self.problems, ("output", "metric", "value", "limit", ""), rows)
+        return table_html(f"{word}: {self.who}", self.problems, ("output", "metric", "value", "limit", ""), rows)

@@ -37,6 +37,11 @@ from trtpipe.cli.main import main
         ("nightly job.yaml --explain --sign k", "--sign must not be given with --explain: nothing would use it."),
         ("nightly job.yaml --explain --repeat 2", "--repeat must not be given with --explain: nothing would use it."),
         ("nightly job.yaml --explain --accept x", "--accept must not be given with --explain: nothing would use it."),
+        ("nightly job.yaml --explain --workers 2", "--workers must not be given with --explain: nothing would use it."),
+        (
+            "nightly job.yaml --explain --cache-size 1GB",
+            "--cache-size must not be given with --explain: nothing would use it.",
+        ),
         ("nightly job.yaml --repeat 2 --force", "--force must not be given with --repeat: nothing would use it."),
         (
             "nightly job.yaml --repeat 2 --limit cosine=1",

@@ -29,8 +29,8 @@ from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubt
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
 from trtpipe.job.job import BOXED
 from trtpipe.job.limits import Limits, MetricLimits, OwnMetric
+from trtpipe.model.labels import Boxes, Labels
 from trtpipe.quantization.search import shortfall
-from trtpipe.values import Boxes, Labels
 
 RNG = np.random.default_rng(3)
 ONES = np.ones((4, 3), np.float32)

@@ -17,8 +17,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.judgement import Figure, judge
 from trtpipe.evaluation.standard import STANDARD
 from trtpipe.job.limits import BUILT_IN_METRICS, OF_OUTPUTS, OwnMetric
-from trtpipe.model.labels import labels_of
-from trtpipe.values import Boxes, Labels
+from trtpipe.model.labels import Boxes, Labels, labels_of
 
 RNG = np.random.default_rng(3)
 

@@ -18,8 +18,7 @@ from calib.images import geometry
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
-from trtpipe.model.labels import classes_of, labels_of, names_classes, require_rows
-from trtpipe.values import Boxes
+from trtpipe.model.labels import Boxes, classes_of, labels_of, names_classes, require_rows
 
 IDS = ("cat/a.png", "b.jpg")
 

@@ -401,6 +401,8 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
         record(history, outcome(reasons=("first build",)), outcome("other"))
         record(history, outcome(accuracy=0.5, reasons=("weights changed",), exit_code=1), green=False)
         record(history, outcome(reasons=("--repeat",)), green=False)  # compared with nothing, and nothing with it
+        worse = outcome(accuracy=0.8, reasons=("weights changed",), regressions=("accuracy 0.9 to 0.8",))
+        record(history, worse, green=False)
     where = ["--history", str(tmp_path / "h.sqlite")]
     plot = tmp_path / "a.svg"
     assert main(["history", "a", *where, "--plot", str(plot)]) == 0
@@ -410,7 +412,9 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert shown[2].split()[2:5] == ["built", "!", "0.5"]
     assert shown[2].endswith("weights changed")
     assert shown[3].split()[2:4] == ["built", "0.9"]
-    assert shown[4] == "! not green: a failed check or a regression"
+    assert shown[4].split()[2:4] == ["built", "!"]
+    assert shown[4].endswith("accuracy 0.9 to 0.8; weights changed")
+    assert shown[5] == "! not green: a failed check or a regression"
     text = plot.read_text()
     assert text.startswith("<?xml")
     assert "accuracy" in text

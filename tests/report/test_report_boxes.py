@@ -12,11 +12,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from calib.types import Array
+from trtpipe.model.labels import Boxes
 from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.comparison import confusion, gallery
 from trtpipe.report.content import ComparedOutputs, Detections
 from trtpipe.report.dense import COLOURS
-from trtpipe.values import Boxes
 
 
 def boxes(*corners: tuple[float, ...], classes: Any = None) -> Drawn:

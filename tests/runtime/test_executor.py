@@ -391,11 +391,11 @@ def with_another_shape(graph: onnx.GraphProto) -> None:
     [
         (
             lambda graph: with_other_name(graph, "input"),
-            "the inputs of the manifest, image [N, 3, 8, 8] (got zz [N, 3, 8, 8])",
+            "must have the manifest's inputs, image [N, 3, 8, 8] (got zz [N, 3, 8, 8])",
         ),
-        (lambda graph: with_other_name(graph, "output"), "the outputs of the manifest"),
-        (with_another_output, "the outputs of the manifest"),
-        (with_another_shape, "the inputs of the manifest"),
+        (lambda graph: with_other_name(graph, "output"), "must have the manifest's outputs"),
+        (with_another_output, "must have the manifest's outputs"),
+        (with_another_shape, "must have the manifest's inputs"),
     ],
 )
 def test_a_graph_with_other_bindings_than_its_manifest_is_no_bundles(
@@ -410,7 +410,7 @@ def test_a_graph_with_other_bindings_than_its_manifest_is_no_bundles(
     ):  # fmt: skip
         with pytest.raises(InputError) as caught:
             opened(bundle)
-        assert str(caught.value).startswith(f"{bundle.path}: model.onnx must have {said}")
+        assert str(caught.value).startswith(f"{bundle.path}: model.onnx {said}")
         assert str(caught.value).endswith("). Fetch or build the bundle again.")
 
 

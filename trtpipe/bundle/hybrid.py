@@ -64,7 +64,7 @@ class EngineStep(_Part):
 
 
 class OperatorStep(_Part):
-    """One operation in PyTorch, and the module path and source line that it comes from."""
+    """One operation in PyTorch, whose result is called `out`."""
 
     op: Annotated[str, Field(pattern=OPERATOR)]
     args: tuple[JsonValue, ...] = Field(strict=False)

@@ -20,7 +20,7 @@ from calib.corrections import corrections_path
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from trtpipe.errors import InputError
-from trtpipe.job.build_options import CAPABILITY, HardwareCompatibility
+from trtpipe.job.build_options import CAPABILITY, MOST_EXTENT, HardwareCompatibility
 from trtpipe.job.limits import Limits
 from trtpipe.job.sections import Build, Precision, Transform
 from trtpipe.jsontext import plain
@@ -32,7 +32,6 @@ from trtpipe.values import (
     EXTENTS,
     GOLDEN,
     MANIFEST,
-    MOST_EXTENT,
     CheckReport,
     DimRange,
     Engine,

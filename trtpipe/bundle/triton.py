@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtpipe.atomic import sibling
-from trtpipe.batching import unranked
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError, shell
@@ -164,8 +163,7 @@ def _batch(manifest: Manifest) -> tuple[int, int] | None:
 def _labelled(manifest: Manifest) -> str | None:
     """The output whose classes the labels name."""
     classes = len(manifest.class_names or ())
-    scores = (s for s in manifest.outputs if not unranked(s) and len(s.shape) == 2)
-    return next((s.name for s in scores if classes and s.shape[1] == classes), None)
+    return next((s.name for s in manifest.outputs if s.scores_classes and classes in s.row_shape), None)
 
 
 def _config(manifest: Manifest, *, graph: bool, batch: tuple[int, int] | None, labelled: str | None) -> str:

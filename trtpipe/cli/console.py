@@ -45,6 +45,11 @@ def out(text: str) -> None:
             discard_results()
 
 
+def can_draw() -> bool:
+    """Whether what shows messages is a terminal that can be drawn on."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def out_json(value: object) -> None:
     """Print one result as JSON on stdout: UTF-8, two spaces, a newline at the end."""
     out(json_line(jsonable(value), indent=2))
@@ -85,8 +90,7 @@ class Console:
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self._quiet = quiet
         self._verbose = verbose
-        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._draw = terminal and not quiet and not verbose
+        self._draw = can_draw() and not quiet and not verbose
         self._stages: list[_Stage] = []
         self._bars: Bars | None = None
         self._task: TaskID | None = None

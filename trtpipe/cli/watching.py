@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from trtpipe.cli.console import err
+from trtpipe.cli.console import can_draw, err
 from trtpipe.cli.interrupts import interrupted_by
 from trtpipe.nightly.outcome import THERE, TROUBLES, State
 from trtpipe.progress import duration
@@ -43,7 +41,7 @@ class Jobs:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._draw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._draw = can_draw() and not quiet
         self._states: dict[str, tuple[State | Literal[""], str]] = {}
         self._began: dict[str, float] = {}
         self._live: Live | None = None

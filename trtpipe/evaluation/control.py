@@ -60,7 +60,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     reads a copy.
 
     Raises:
-        BuildError: it has no quantization scale and no weight.
+        BuildError: it has no quantization scale, no weight and no other constant that is not zero.
     """
     import onnx
     from onnx import numpy_helper
@@ -234,7 +234,7 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     Without quantization both have the same weight set to zero, so that it does not matter which one is compiled.
 
     Raises:
-        BuildError: the program has no quantization scale and no weight.
+        BuildError: the program has no quantization scale, no weight and no other constant that is not zero.
     """
     from trtpipe.model.nodes import calls, module_path, op_name
 

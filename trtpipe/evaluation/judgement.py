@@ -24,8 +24,9 @@ from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
 from trtpipe.figures import less
-from trtpipe.job.limits import Limits, OwnMetric
-from trtpipe.values import Labels, Metric
+from trtpipe.job.limits import Limits, OwnMetric, own_limit
+from trtpipe.model.labels import Labels
+from trtpipe.values import Metric
 
 
 @dataclass(frozen=True)
@@ -326,12 +327,9 @@ class Judgement:
     def unjudgeable(self, limits: Limits) -> dict[str, str]:
         """Why a limit of a metric cannot be judged whatever is executed, by its name."""
         alone = {j.name for j in self.judges if j.truth is not None}
-        return {
-            key: f"check.limits.{key} cannot be judged: {name} is against the baseline, and a drop needs check.labels"
-            for name, own in limits.metrics.items()
-            for key in [f"metrics.{name}.drop_max"]
-            if name in alone and own.drop_max is not None
-        }
+        names = [n for n, own in limits.metrics.items() if n in alone and own.drop_max is not None]
+        why = "check.limits.{} cannot be judged: {} is against the baseline, and a drop needs check.labels"
+        return {(key := own_limit(n, "drop_max")): why.format(key, n) for n in names}
 
 
 NO_METRICS = Judgement()

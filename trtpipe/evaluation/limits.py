@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.figures import beside
+from trtpipe.job.limits import own_limit
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
 }
 
 
+def best_of(name: str) -> float:
+    """The best value that a figure can have, by its name; NaN where it has none, or none is known of it."""
+    return metrics.BEST.get(name, 0.0 if name.endswith(DROP_SUFFIX) else math.nan)
+
+
 def worst(figures: Iterable[Metric]) -> dict[str, Metric]:
     """Each figure by its name, of several outputs the one that is farthest from the best there is; NaN is the worst.
 
@@ -37,7 +43,7 @@ def worst(figures: Iterable[Metric]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for figure in figures:
         known = found.setdefault(figure.name, figure)
-        best = metrics.BEST.get(figure.name, 0.0 if figure.name.endswith(DROP_SUFFIX) else math.nan)
+        best = best_of(figure.name)
         worse = figure.value < known.value if best > 0 else figure.value > known.value
         if not math.isnan(best) and not math.isnan(known.value) and (worse or math.isnan(figure.value)):
             found[figure.name] = figure
@@ -66,7 +72,7 @@ def bounds(limits: Limits) -> tuple[JudgedLimit, ...]:
         if (v := getattr(limits, key)) is not None
     ]
     own = [
-        JudgedLimit(f"metrics.{name}.{key}", name + end, larger, v)
+        JudgedLimit(own_limit(name, key), name + end, larger, v)
         for name, of in limits.metrics.items()
         for key, (end, larger) in OWN_LIMITS.items()
         if (v := getattr(of, key)) is not None

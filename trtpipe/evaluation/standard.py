@@ -18,8 +18,8 @@ from pydantic import Field
 from calib.types import Array, JsonObject
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.metrics import similarity
+from trtpipe.model.labels import Labels
 from trtpipe.packages import not_installed
-from trtpipe.values import Labels
 
 Outputs = Mapping[str, Array]
 Rows = tuple[Array, Callable[[Array], float]]

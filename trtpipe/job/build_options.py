@@ -9,7 +9,10 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from trtpipe.values import MOST_EXTENT, DimRange
+from trtpipe.values import DimRange
+
+#: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
+MOST_EXTENT = 2**31 - 1
 
 MemoryPool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
 TacticSource = Literal["cublas", "cublas_lt", "cudnn", "edge_mask_convolutions", "jit_convolutions"]

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from calib.types import JsonObject
 from trtpipe.job.section import Section
 
+#: What the names of the limits of the job's own metrics begin with.
+OWN = "metrics."
 #: Limits on a share of the samples, which have intervals.
 SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")
 #: The metrics that are built in, and whether a larger figure is better.
@@ -18,6 +20,11 @@ BUILT_IN_METRICS: Mapping[str, bool] = {
 }  # fmt: skip
 #: Arguments of theirs that name an output, where they are text.
 OF_OUTPUTS = ("output", "boxes", "scores", "classes")
+
+
+def own_limit(metric: str, limit: str) -> str:
+    """The name of a limit of one of the job's own metrics, as messages and `Limits.given` have it."""
+    return f"{OWN}{metric}.{limit}"
 
 
 class OwnMetric(Section):
@@ -93,5 +100,5 @@ class Limits(Section):
     @property
     def given(self) -> dict[str, float]:
         """The limits that are set, by name; those of metrics as `metrics.<name>.<limit>`."""
-        own = {f"metrics.{n}.{k}": v for n, limits in self.metrics.items() for k, v in limits.given.items()}
+        own = {own_limit(n, k): v for n, limits in self.metrics.items() for k, v in limits.given.items()}
         return {n: v for n, v in self.model_dump(exclude={"confident", "metrics"}).items() if v is not None} | own

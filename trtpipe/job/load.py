@@ -221,7 +221,7 @@ class JobFile:
         if not equals or not all(path):
             self._problems.append(Problem(None, None, None, "", violation("be SECTION.KEY=VALUE", shown(override))))
             return
-        if path[0] == "matrix":
+        if path[0] == matrix.MATRIX_KEY:
             what = violation("be left to the file, which makes its jobs of it", shown(override), "Edit the file.")
             self._problems.append(Problem(None, None, None, key, what))
             return

@@ -31,10 +31,10 @@ from trtpipe.job.data_rules import (
     check_section,
     metrics_fit,
 )
-from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision, Range
+from trtpipe.job.sections import FROM_TORCHSCRIPT, Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
 from trtpipe.outputs import is_plain
-from trtpipe.values import FROM_TORCHSCRIPT, DimRange
+from trtpipe.values import DimRange
 
 
 def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:

@@ -9,15 +9,14 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from calib.algorithms import PERCENTILE, Algorithm
-from calib.samples import Interpolation, OnBadSample
+from calib.samples import SOURCES, Interpolation, OnBadSample
 from calib.types import JsonObject
 from trtpipe.errors import either
-from trtpipe.job.build_options import BuildOptions, Number
+from trtpipe.job.build_options import MOST_EXTENT, BuildOptions, Number
 from trtpipe.job.limits import Limits, OwnMetric
 from trtpipe.job.section import Section, tuples
 from trtpipe.values import (
     EXTENTS,
-    MOST_EXTENT,
     BindingDtype,
     DimRange,
     Executed,
@@ -74,6 +73,10 @@ Dimension = Annotated[
 ]
 
 
+#: What to do with a file of TorchScript, which torch.export does not take.
+FROM_TORCHSCRIPT = "Write it as model.onnx, by torch.onnx.export of torch.jit.load, dynamo=False."
+
+
 class ModelSource(Section):
     """Where the network comes from: factory, program or onnx. A torchscript file is what it is compared with."""
 
@@ -123,6 +126,11 @@ class Data(Section):
     on_bad_sample: OnBadSample = Field(
         default="error", description="skip counts, names and reports what could not be read"
     )
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether a source of samples is named."""
+        return any(getattr(self, source) for source in SOURCES)
 
 
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]

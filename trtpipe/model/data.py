@@ -15,7 +15,6 @@ from calib.files import open_regular, text_at_most
 from calib.folders import class_folders
 from calib.images import UNREADABLE_IMAGE
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
-from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.labels import classes_of, names_classes, require_labels, require_rows, sample_labels
@@ -90,8 +89,8 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
         InputError: more classes than the model has, a class that the model has not or has twice, or a label beyond
             them.
     """
-    scores = (s for s in loaded.outputs if not unranked(s) and s.name not in job.boxed and len(s.row_shape) == 1)
-    count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
+    scores = (s for s in loaded.outputs if s.scores_classes and s.name not in job.boxed)
+    count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int)), None)
     if source.labels is None and count is not None and job.check.labels and names_classes(job.check.labels):
         return source, (
             "check.labels: names classes, and the images lie in no class folders, so that nothing has a label. Give a "

@@ -7,9 +7,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -23,10 +23,25 @@ from calib.samples import TransformSpec
 from calib.strictjson import first_problem, loads
 from calib.types import Array
 from trtpipe.errors import InputError
-from trtpipe.values import Boxes, Labels
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Check, Transform
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes,
+    bool [K], whether a box is of many (COCO's crowds), and the image's place among all of its file, by their ids."""
+
+    corners: Array
+    classes: Array
+    crowd: Array
+    place: int = 0
+
+
+#: What is right for each sample: an array [S, ...] (int64 [S] are classes), boxes, or None where nothing is known.
+Labels: TypeAlias = Array | tuple[Boxes, ...] | None
+
 
 _T = TypeVar("_T")
 

@@ -21,10 +21,11 @@ from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
+from trtpipe.job.sections import FROM_TORCHSCRIPT
 from trtpipe.model.output_specs import binding_notes, output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
-from trtpipe.values import FROM_TORCHSCRIPT, LoadedModel, ModelKind, TensorSpec
+from trtpipe.values import LoadedModel, ModelKind, TensorSpec
 
 if TYPE_CHECKING:
     import sympy

@@ -114,6 +114,11 @@ def bias_of(node: torch.fx.Node) -> torch.fx.Node | None:
     return bias if isinstance(bias, torch.fx.Node) else None
 
 
+def groups_of(node: torch.fx.Node) -> int:
+    """The groups of a convolution, transposed or not: its seventh argument; 1 of a linear."""
+    return int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
+
+
 def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
     """Whether the node is a parameter, a buffer or a folded constant."""
     return isinstance(node, torch.fx.Node) and node.op == "get_attr"

@@ -29,7 +29,7 @@ import torch
 from networkx.utils import UnionFind
 
 from trtpipe.model.marks import is_marked, marks_of
-from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name, shape_of
+from trtpipe.model.nodes import calls, groups_of, is_constant, is_float, module_path, op_name, shape_of
 from trtpipe.model.products import MATMULS, OTHER_PRODUCTS, WEIGHTED
 from trtpipe.values import Site, Skipped
 
@@ -184,7 +184,7 @@ def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[S
 
 def _axis(node: Node, name: str) -> int | None:
     """The axis of output channels of the weight; a transposed convolution's is [C_in, C_out / groups, ...]."""
-    grouped = name.startswith("conv_transpose") and len(node.args) > 6 and node.args[6] != 1
+    grouped = name.startswith("conv_transpose") and groups_of(node) != 1
     return None if grouped else WEIGHTED[name]
 
 

@@ -44,9 +44,9 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
                 seconds = dict(built.seconds)
     executed = [a for a in outputs if a is not None]
     if built.report.executed == "graph" and task.job.build.target != "onnxruntime":
-        notes.append("drift: no GPU executed the engines here; the outputs are those of their graphs")
+        notes.append("no GPU executed the engines here: the outputs are those of their graphs")
     if len(executed) < len(outputs):
-        notes.append("drift: outputs were not compared, nothing here can execute the engine or its graph")
+        notes.append("nothing here can execute the engine or its graph")
     largest = _largest_difference(executed) if len(executed) == len(outputs) else None
     drift = Drift(tuple(engines), largest, tuple(notes))
     return dataclasses.replace(of_bundle(task, bundle), seconds=seconds, drift=drift)

@@ -49,6 +49,7 @@ def rows(past: Sequence[Past]) -> Iterator[str]:
         why = "; ".join(p.outcome.reasons) if p.outcome.outcome == "built" else ""
         if p.outcome.outcome == "error":
             why = first_line(p.outcome.error)
+        why = "; ".join(text for text in (*p.outcome.regressions, why) if text)
         word = p.outcome.outcome if p.outcome.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
         yield f"{p.run:>5}  {p.recorded:<20}  {word:<9}  {'  '.join(values)}  {why}".rstrip()
     if any(not p.outcome.green for p in past):

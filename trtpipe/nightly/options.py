@@ -139,7 +139,7 @@ class Planned:
 
 
 class Watcher(Protocol):
-    """Progress callbacks for a set of jobs; `cli.console` shows them."""
+    """Progress callbacks for a set of jobs; `cli.watching` shows them."""
 
     def planned(self, names: Sequence[str]) -> None:
         """These jobs are part of tonight."""

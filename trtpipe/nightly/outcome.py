@@ -10,7 +10,7 @@ from calib.errors import some_of
 from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode
 from trtpipe.jsontext import json_text, plain
 from trtpipe.pipeline.cache.sources import UNWATCHED
-from trtpipe.values import Metric
+from trtpipe.values import Metric, shortcomings
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
 Outcome = Literal["built", "reused", "error", "cancelled"]
@@ -175,7 +175,7 @@ class NightlyReport:
         """130 interrupted; 1 a regression, a failed check or outputs that drift; else the errors' highest; 0 green."""
         if self.interrupted:
             return Cancelled.exit_code
-        if any(o.regressions or o.exit_code == FAILED or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
+        if self._named("regression", "failed check", "drift"):
             return FAILED
         return max((o.exit_code for o in self.outcomes), default=SUCCESS)
 
@@ -190,22 +190,21 @@ class NightlyReport:
         if worst:
             more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
             return f"REGRESSION {worst[0]}{more}"
-        failed = [o.name for o in self.outcomes if o.exit_code == FAILED]
-        if failed:
-            return f"FAILED CHECK {some_of(failed)}"
-        errors = [o.name for o in self.outcomes if o.outcome == "error"]
-        if errors:
-            return f"ERROR {some_of(errors)}"
-        drifting = [o.name for o in self.outcomes if o.drift and o.drift.outputs_differ]
-        if drifting:
-            return f"DRIFT {some_of(drifting)}"
-        if self.interrupted:
-            return f"INTERRUPTED with {self.count('cancelled')} of {len(self.outcomes)} jobs to do: go on with --resume"
+        for standing in TROUBLES:
+            if standing == "cancelled" and self.interrupted:
+                left = f"{self.count('cancelled')} of {len(self.outcomes)}"
+                return f"INTERRUPTED with {left} jobs to do: go on with --resume"
+            if named := self._named(standing):
+                return f"{standing.upper()} {some_of(named)}"
         return f"all {len(self.outcomes)} jobs are green"
+
+    def _named(self, *standings: Standing) -> list[str]:
+        """The jobs that come to one of these."""
+        return [o.name for o in self.outcomes if o.standing in standings]
 
 
 def lines(report: NightlyReport) -> Iterator[str]:
-    """The report as text, the headline first; what needs no attention is counted and not listed."""
+    """The report as text, the headline first; what was reused is counted and not listed."""
     yield report.headline
     counts = ", ".join(f"{report.count(o)} {o}" for o in OUTCOMES if report.count(o))
     yield f"run {report.run} of {report.began}: {len(report.outcomes)} jobs, {counts or 'none'}, {report.seconds:.2f} s"
@@ -229,8 +228,7 @@ def _of(o: JobOutcome) -> Iterator[str]:
     if o.error:
         yield from o.error.splitlines()
     if o.exit_code == FAILED and not o.error:
-        failed = [str(m) for m in o.metrics if m.passed is False]
-        yield "check failed: " + "; ".join([*failed, *o.problems])
+        yield "check failed: " + "; ".join(shortcomings(o.metrics, o.problems))
     if o.reasons:
         yield ("built: " if o.outcome == "built" else "to be built: ") + "; ".join(o.reasons)
     if o.stages_reused:
@@ -241,14 +239,15 @@ def _of(o: JobOutcome) -> Iterator[str]:
 
 
 def drift_line(drift: Drift) -> str:
-    """Whether engines and outputs differed between builds."""
+    """Whether engines and outputs differed between builds, and its notes."""
     count = len(drift.engines)
+    notes = f" ({'; '.join(drift.notes)})" if drift.notes else ""
     same = (
         f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
     )
     if drift.max_abs is None:
-        return f"drift: {same}; outputs were not compared"
-    return f"drift: {same}; outputs differ by at most {drift.max_abs:.3g}"
+        return f"drift: {same}; outputs were not compared{notes}"
+    return f"drift: {same}; outputs differ by at most {drift.max_abs:.3g}{notes}"
 
 
 def to_json(report: NightlyReport) -> str:

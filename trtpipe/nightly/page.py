@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from trtpipe.errors import FAILED, SUCCESS, first_line
+from trtpipe.errors import SUCCESS, first_line
 from trtpipe.evaluation.limits import worst
 from trtpipe.nightly.options import PAGE
 from trtpipe.nightly.outcome import (
@@ -17,6 +17,7 @@ from trtpipe.nightly.outcome import (
     Comparison,
     JobOutcome,
     NightlyReport,
+    Standing,
     drift_line,
     worst_first,
 )
@@ -134,18 +135,19 @@ def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str
 
 def at_a_glance(o: JobOutcome) -> tuple[str, str]:
     """(state, remark) of one job: how its row looks, and what it says beside its `standing`."""
-    if o.regressions:
-        return "bad", o.regressions[0]
-    if o.exit_code == FAILED:
-        missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
-        return "bad", "; ".join([*missed, *o.problems]) or first_line(o.error)
-    if o.outcome == "error":
-        return "bad", first_line(o.error)
-    if o.outcome == "cancelled":
-        return "plain", "not begun, or stopped"
-    if o.drift is not None:
-        return "bad" if o.standing == "drift" else "good", drift_line(o.drift)
-    return "good", "nothing changed" if o.outcome == "reused" else "; ".join(o.reasons)
+    missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
+    remarks: Mapping[Standing, str] = {
+        "regression": "; ".join(o.regressions[:1]),
+        "failed check": "; ".join([*missed, *o.problems]) or first_line(o.error),
+        "error": first_line(o.error),
+        "cancelled": "not begun, or stopped",
+        "built": "; ".join(o.reasons),
+        "reused": "nothing changed",
+    }
+    states: Mapping[Standing, str] = {"cancelled": "plain", **dict.fromkeys(THERE, "good")}
+    shown = o.standing in ("drift", *THERE) and o.drift is not None
+    remark = drift_line(o.drift) if shown and o.drift is not None else remarks[o.standing]
+    return states.get(o.standing, "bad"), remark
 
 
 def comparison_row(c: Comparison) -> ComparisonRow:

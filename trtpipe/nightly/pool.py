@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from calib.loading import starting
 from trtpipe.errors import Cancelled
+from trtpipe.machine import how_ended
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
 from trtpipe.pipeline.apart import GRACE_S, begin, code_of, end, entered
@@ -184,8 +185,7 @@ class _Worker:
                     return
         except (EOFError, OSError):
             end(process, GRACE_S)
-            code = process.exitcode
-            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
+            how = how_ended(process.exitcode or 0)
             pipe.close()
             self.task = self.pipe = self._process = None
             yield Event("died", task, self.slot.name, how)

@@ -177,7 +177,7 @@ def from_plain(raw: JsonObject) -> JobOutcome:
     values["metrics"] = tuple(_metric(m) for m in raw.get("metrics", ()))
     drift = raw.get("drift")
     values["drift"] = None if drift is None else Drift(tuple(drift["engines"]), drift["max_abs"], tuple(drift["notes"]))
-    return JobOutcome(**{**values, "comparisons": (), "regressions": ()})
+    return JobOutcome(**{**values, "comparisons": ()})
 
 
 def _metric(raw: JsonObject) -> Metric:

@@ -95,7 +95,7 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
     if job.precision.on != ("int8_mode",):
         got = ", ".join(job.precision.on) or "none"
         raise InputError(f"precision: must {INT8_ALONE} (got {got}). {OR_RECALIBRATE}")
-    if data is not None and (data.images or data.arrays or data.factory or data.table):
+    if data is not None and (data.has_samples or data.table):
         raise InputError(
             "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "
             "it, or set calibration.recalibrate: true."

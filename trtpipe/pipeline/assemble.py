@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from calib.types import Array
     from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
+    from trtpipe.model.labels import Labels
     from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
     from trtpipe.pipeline.prepared import PreparedJob, Stages
-    from trtpipe.values import CheckReport, Engine, Labels, WeightBytes
+    from trtpipe.values import CheckReport, Engine, WeightBytes
 
 
 @dataclass(frozen=True)

@@ -190,9 +190,8 @@ def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mappin
 
 
 def _batches(job: Job, prepared: PreparedJob) -> Iterator[Mapping[str, Array]]:
-    """Calibration's batches, or the check's where the job has none of its own."""
-    source = prepared.calibration_samples if prepared.calibrates else prepared.check_samples
-    return (b.arrays for b in source.batches(job.batch_size(job.check)))
+    """The samples that calibrate, or those of the check where none do, in batches of the check's size."""
+    return (b.arrays for b in prepared.first_samples.batches(job.batch_size(job.check)))
 
 
 def _ort_modes(

@@ -127,5 +127,5 @@ def retuned(
 
 
 def reason(report: CheckReport) -> str:
-    """Why a check failed: the figures beyond their limits, then the problems."""
-    return "; ".join([*(str(m) for m in report.metrics if m.passed is False), *report.problems])
+    """Why a check failed, in one line."""
+    return "; ".join(report.why)

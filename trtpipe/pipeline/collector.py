@@ -1,4 +1,4 @@
-"""Python's garbage collector while a job is built."""
+"""Python's garbage collector while a command runs, and a job is built."""
 
 from __future__ import annotations
 

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Precision
+    from trtpipe.model.labels import Labels
     from trtpipe.progress import Progress, Reporter
-    from trtpipe.values import Baseline, Captured, Labels, LoadedModel, TensorSpec
+    from trtpipe.values import Baseline, Captured, LoadedModel, TensorSpec
 
 T = TypeVar("T")
 
@@ -341,13 +342,16 @@ class PreparedJob:
     def calibrates(self) -> bool:
         """Whether the job names samples to calibrate on, and not a table alone."""
         data = self.job.calibration
-        return data is not None and bool(data.images or data.arrays or data.factory)
+        return data is not None and data.has_samples
+
+    @property
+    def first_samples(self) -> Source:
+        """The samples that calibrate, or those of the check where none do."""
+        return self.calibration_samples if self.calibrates else self.check_samples
 
     def _first(self) -> tuple[Source, int, int]:
-        """The samples that calibrate, or those of the check where none do; how many make a batch, and how many batches
-        are the first."""
-        job, data = self.job, self.job.calibration
-        source = self.calibration_samples if self.calibrates else self.check_samples
+        """The samples, how many make a batch, and how many batches are the first."""
+        job, data, source = self.job, self.job.calibration, self.first_samples
         size = job.batch_size(data if data is not None and self.calibrates else job.check)
         return source, size, max(1, RANGE_SAMPLES // size)
 

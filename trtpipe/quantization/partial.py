@@ -20,9 +20,9 @@ from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.quantization.rounding import on_grid
 from trtpipe.values import Int8Weight, Site
 
-#: Turns an input of an operation into the tensor that the operation reads instead.
 #: The inputs of one batch in order, each [B, ...].
 BatchTensors = Sequence[torch.Tensor]
+#: Turns an input of an operation into the tensor that the operation reads instead.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
 #: Elements that are rounded together on a CPU: all four steps find them in its cache.

@@ -65,7 +65,7 @@ from torch.fx import GraphModule, Node
 
 from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.marks import is_marked
-from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
+from trtpipe.model.nodes import calls, constant_value, groups_of, is_constant, is_float, op_name, shape_of
 from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.model.sites import of_product
 from trtpipe.quantization.formats import FORMATS
@@ -204,7 +204,7 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
         return ONE_ROW
     if name == "linear":
         return SMALL if min(weight.shape) < TILE else ""
-    groups = int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
+    groups = groups_of(node)
     outputs, inputs = weight.shape[:2]
     if groups > 1 and inputs == 1:
         return DEPTHWISE

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.globs import matching, nearest_paths
 from trtpipe.job.sections import Precision
-from trtpipe.model.nodes import is_constant, module_path, op_name
+from trtpipe.model.nodes import groups_of, is_constant, module_path, op_name
 from trtpipe.model.products import MATMULS
 from trtpipe.model.sites import of_product
 from trtpipe.quantization.formats import FORMATS, block_size
@@ -231,7 +231,7 @@ def cannot(node: Node, name: NumberFormatName, *, weights_alone: bool = False) -
 
 def _no_fp8_convolution(node: Node) -> str:
     shape = _shape(node.args[1])
-    groups = _groups(node)
+    groups = groups_of(node)
     transposed = op_name(node).startswith("conv_transpose")
     inner, outer = (shape[1], shape[0] // groups) if transposed else (shape[0] // groups, shape[1])
     kernel = 1
@@ -255,11 +255,6 @@ def _no_fp8_matmul(node: Node, kind: str) -> str:
     if min(inputs, outputs) < LEAST_FEATURES:
         return f"a matmul of under {LEAST_FEATURES} inputs or outputs gains nothing"
     return ""
-
-
-def _groups(node: Node) -> int:
-    """Its groups: the seventh argument of a convolution, and the same of a transposed one."""
-    return int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
 
 
 def _shape(node: object) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from calib.types import Array
-from trtpipe.values import Boxes
+from trtpipe.model.labels import Boxes
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
-from trtpipe.evaluation.metrics import BEST
+from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX, best_of
 from trtpipe.report.figures import beside_limit, compact, percent
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ HEADLINES: Mapping[str, str] = {
     "cosine": "cosine",
     "sqnr_db": "SQNR dB",
 }
-#: What the name of a metric of the job's own ends in -> (title, what it says, its best value).
-OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
-    BASELINE_SUFFIX: ("{} of the baseline", "", math.nan),
-    ENGINE_SUFFIX: ("{} of what was executed", "", math.nan),
-    DROP_SUFFIX: ("{} lost", "how much worse than the baseline's, in its own unit", 0.0),
+#: What the name of a metric of the job's own ends in -> (title, what it says).
+OWN_METRICS: Mapping[str, tuple[str, str]] = {
+    BASELINE_SUFFIX: ("{} of the baseline", ""),
+    ENGINE_SUFFIX: ("{} of what was executed", ""),
+    DROP_SUFFIX: ("{} lost", "how much worse than the baseline's, in its own unit"),
 }
 
 
@@ -87,11 +86,12 @@ class MetricRow:
 
 def meaning(name: str) -> tuple[str, str, float, bool]:
     """Title, what it says, best value, whether it is a share; its name with blanks for one that is nowhere known."""
-    for end, (title, says, best) in OWN_METRICS.items():
+    best = best_of(name)
+    for end, (title, says) in OWN_METRICS.items():
         if name not in METRICS and name.endswith(end):
             return title.format(name.removesuffix(end).replace("_", " ")), says, best, False
     title, says, share = METRICS.get(name, (name.replace("_", " "), "", False))
-    return title, says, BEST.get(name, math.nan), share
+    return title, says, best, share
 
 
 def metric_row(metric: Metric) -> MetricRow:

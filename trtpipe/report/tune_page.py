@@ -9,6 +9,7 @@ from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
 from trtpipe.report.metric_rows import HEADLINES, meaning
+from trtpipe.values import shortcomings
 
 #: Figures that have a column when any trial has them, in this order; behind them others that the budget names.
 _FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
@@ -23,8 +24,8 @@ def verdict(tuned: Tuned) -> str:
     count = f"{len(tuned.trials)} evaluation{'s' if len(tuned.trials) != 1 else ''}"
     if tuned.met:
         return f"budget met: {what} ({count})"
-    missed = [str(m) for m in best.metrics if m.passed is False]
-    return f"budget NOT met; closest: {what}, with {', '.join([*missed, *best.problems]) or 'no figure'} ({count})"
+    missed = ", ".join(shortcomings(best.metrics, best.problems)) or "no figure"
+    return f"budget NOT met; closest: {what}, with {missed} ({count})"
 
 
 def page(name: str, tuned: Tuned, limits: Limits) -> str:

@@ -137,16 +137,24 @@ def _number_format(
     made = dequantizer(value, producers, weights)
     if made is None:
         return None
-    stored = made.input[0]
-    if dynamic(stored, producers):
-        return "nvfp4"
     names: dict[int, PrecisionName] = {
         onnx.TensorProto.FLOAT8E4M3FN: "fp8",
         onnx.TensorProto.INT4: "int4",
         onnx.TensorProto.FLOAT4E2M1: "nvfp4",
     }
+    return names.get(stored_type(made, types, producers), "int8")
+
+
+def stored_type(made: NodeProto, types: Mapping[str, int], producers: Mapping[str, NodeProto]) -> int:
+    """The element type, a number of onnx.TensorProto.DataType, of what a DequantizeLinear reads: its own, or that of
+    the zero point; INT8 where neither is known."""
+    import onnx
+
+    stored = made.input[0]
+    if dynamic(stored, producers):
+        return int(onnx.TensorProto.FLOAT4E2M1)
     zero_point = made.input[2] if len(made.input) > 2 else stored
-    return names.get(types.get(stored, types.get(zero_point, onnx.TensorProto.INT8)), "int8")
+    return types.get(stored, types.get(zero_point, onnx.TensorProto.INT8))
 
 
 def dequantizer(value: str, producers: Mapping[str, NodeProto], weights: Collection[str]) -> NodeProto | None:

@@ -93,8 +93,7 @@ def failure(manifest: Manifest) -> str:
     report = manifest.check
     if report is None or not manifest.failed:
         return ""
-    missed = (*(str(m) for m in report.metrics if m.passed is False), *report.problems)
-    return f"its check failed when it was made: {'; '.join(missed)}"
+    return f"its check failed when it was made: {'; '.join(report.why)}"
 
 
 def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from calib.types import Array
 from trtpipe.batching import Batching, joined
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
-from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
+from trtpipe.bundle.manifest import AGAIN, GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation import check, metrics
 from trtpipe.figures import apart
@@ -208,8 +208,8 @@ def graph_runner(bundle: Bundle, *, as_written: bool = False, optimization: Opti
         differ = [n for n in wanted.keys() & found.keys() if kind == "input" and not _fits(found[n], wanted[n])]
         if wanted.keys() != found.keys() or differ:
             raise InputError(
-                f"{bundle.path}: {GRAPH} must have the {kind}s of the manifest, {_shapes(wanted)} (got "
-                f"{_shapes(found)}). Fetch or build the bundle again."
+                f"{bundle.path}: {GRAPH} must have the manifest's {kind}s, {_shapes(wanted)} (got "
+                f"{_shapes(found)}). {AGAIN}"
             )
     return runner
 

@@ -83,9 +83,10 @@ class HybridRunner:
         device: PyTorch's name of the device.
         part: what opens one engine, given its bytes.
 
-    Raises (on entering):
-        InputError: the file is damaged, or names an operator that this PyTorch lacks; or an engine cannot be loaded.
-        MissingError: no PyTorch with CUDA, no GPU, or no TensorRT.
+    Raises:
+        InputError: the file is damaged. On entering: it names an operator that this PyTorch lacks, or an engine cannot
+            be loaded.
+        MissingError: on entering: no PyTorch with CUDA, no GPU, or no TensorRT.
     """
 
     def __init__(
@@ -188,9 +189,7 @@ class HybridRunner:
             return float(argument)
         constant = getattr(self._torch, argument, None)
         if not isinstance(constant, getattr(self._torch, key)):
-            raise InputError(
-                f"model.hybrid: {key} must be one of PyTorch's (got {argument!r}). Build the bundle again."
-            )
+            raise InputError(f"{HYBRID}: {key} must be one of PyTorch's (got {argument!r}). Build the bundle again.")
         return constant
 
     def _constant(self, name: str) -> torch.Tensor:

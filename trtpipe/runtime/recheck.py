@@ -12,7 +12,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.limits import SHARE_LIMITS, Limits
+from trtpipe.job.limits import OWN, SHARE_LIMITS, Limits
 from trtpipe.progress import Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
@@ -63,7 +63,7 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
         limits = limits.model_copy(update=dict.fromkeys(dropped))
         notes += [f"{name} is a share of samples, and was not judged on {samples}" for name in dropped]
     notes += [
-        f"{key} is of the job's own metric, and was not judged here" for key in limits.given if key[:8] == "metrics."
+        f"{key} is of the job's own metric, and was not judged here" for key in limits.given if key.startswith(OWN)
     ]
     limits = limits.model_copy(update={"metrics": {}})
     if not set(limits.given) - {"speedup_over_fp16_min"} and manifest.check is not None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from calib.samples import two_sizes
 from calib.types import Array
-from trtpipe.batching import Batching, has_shape, joined, of_batches, unranked
+from trtpipe.batching import Batching, has_shape, joined, of_batches
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle, Replaced
 from trtpipe.bundle.manifest import Manifest
@@ -192,8 +192,7 @@ class Model:
     @property
     def scores(self) -> TensorSpec | None:
         """The first output that is [S, C], C >= 2, of floats: a score a class, by which samples are classified."""
-        ranked = (s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2 and s.shape[1] != 1)
-        return next((s for s in ranked if s.dtype.startswith("float")), None)
+        return next((s for s in self.manifest.outputs if s.scores_classes), None)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
         """The `top` best classes in `outputs`, by the first output that is [S, C].

@@ -200,7 +200,7 @@ def _logged(job: Job, verbose: int) -> Job:
 def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     """The result of a build in a few lines: what was executed, each figure beside its limit, where the bundle is."""
     word = "passed" if report.passed else "FAILED"
-    lines = [f"{name}: {word}, {report.executed} executed by {report.runner} on {report.samples} samples"]
+    lines = [f"{name}: {word}, {report.who}"]
     several = len({m.output for m in report.metrics}) > 1
     for metric in report.metrics:
         label = f"{metric.output}.{metric.name}" if several else metric.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +24,13 @@ from trtpipe.errors import InputError, MissingError, first_line, shell, titled
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
 from trtpipe.packages import pip_install, present
 from trtpipe.progress import size
-from trtpipe.routes.compiled_precision import dequantizer, dynamic
+from trtpipe.routes.compiled_precision import dequantizer, stored_type
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.plan import MAGICS, read_header
 from trtpipe.values import MANIFEST, CheckReport
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, ValueInfoProto
+    from onnx import GraphProto, ValueInfoProto
 
 
 #: What can be looked at.
@@ -98,7 +98,10 @@ def _engine(path: Path) -> JsonObject:
 
 
 def _table(path: Path) -> JsonObject:
-    table = CalibrationTable.load(path)
+    try:
+        table = CalibrationTable.load(path)
+    except CalibError as error:
+        raise InputError(str(error)) from None
     return {
         "kind": "calibration",
         "path": str(path),
@@ -136,7 +139,6 @@ def _onnx(path: Path) -> JsonObject:
         raise InputError(f"{path}: is an ONNX file without nodes. Export it again.")
     names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
-    types = {name: names[number] for name, number in numbers.items()}
     operators = Counter(node.op_type for node in graph.node)
     constants = {i.name for i in graph.initializer}
     return {
@@ -150,7 +152,7 @@ def _onnx(path: Path) -> JsonObject:
         "nodes": len(graph.node),
         "quantize_linear": operators["QuantizeLinear"],
         "dequantize_linear": operators["DequantizeLinear"],
-        "precisions": dict(Counter(_computes_in(graph, types)).most_common()),
+        "precisions": dict(Counter(_computes_in(graph, numbers, names)).most_common()),
         "operators": dict(operators.most_common()),
     }
 
@@ -164,7 +166,7 @@ def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
     return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape if kind.HasField("shape") else None}
 
 
-def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
+def _computes_in(graph: GraphProto, types: Mapping[str, int], names: Mapping[int, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: that of both Q/DQ inputs; else its own, with that
     of the weight where it alone is quantized."""
     makers = {name: node for node in graph.node for name in node.output}
@@ -172,22 +174,13 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     for node in graph.node:
         if node.op_type not in WEIGHTED_OPERATORS:
             continue
-        quantized = [_quantized_as(name, makers, types, weights) for name in node.input[:2]]
+        read = [dequantizer(name, makers, weights) for name in node.input[:2]]
+        quantized = ["" if made is None else names[stored_type(made, types, makers)] for made in read]
         if all(quantized):
             yield quantized[0]
             continue
         alone = next((f" with {q} weights" for q in quantized if q), "")
-        yield types.get(node.output[0], "unknown") + alone
-
-
-def _quantized_as(
-    name: str, makers: Mapping[str, NodeProto], types: Mapping[str, str], weights: Collection[str]
-) -> str:
-    """The type that an input was dequantized from; "" where it was not."""
-    node = dequantizer(name, makers, weights)
-    if node is None:
-        return ""
-    return "float4e2m1" if dynamic(node.input[0], makers) else types.get(node.input[0], "int8")
+        yield names.get(types.get(node.output[0], -1), "unknown") + alone
 
 
 def _bundle_lines(description: JsonObject) -> Iterator[str]:
@@ -224,7 +217,7 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
         yield f"  {layer['precision']:<5} {layer['module']:<40} {layer['op']:<20} {layer['reason']}".rstrip()
     if check is not None:
         report = TypeAdapter(CheckReport).validate_python(check)
-        yield f"check: {'passed' if report.passed else 'FAILED'}, {report.executed} executed by {report.runner}"
+        yield f"check: {'passed' if report.passed else 'FAILED'}, {report.who}"
         yield from figure_lines(report)
     for key in ("calibration_digest", "weights_digest", "fingerprint"):
         if description[key]:

@@ -35,7 +35,7 @@ from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
 from trtpipe.nightly.run import explain, nightly
-from trtpipe.pipeline.cache.store import parse_bytes
+from trtpipe.pipeline.cache.store import DEFAULT_LIMIT_BYTES, parse_bytes
 
 
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
@@ -48,7 +48,13 @@ from trtpipe.pipeline.cache.store import parse_bytes
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tls://host:8786.")
 @tls_options
 @cache_option
-@click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    default=f"{DEFAULT_LIMIT_BYTES // 10**9}GB",
+    show_default=True,
+    help="What the cache may take.",
+)
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
 @click.option("--history", "history_file", type=OutputFile(), help=f"SQLite file; OUT/{HISTORY} when absent.")
 @click.option("--force", is_flag=True, help="Build everything, whatever the cache has.")
@@ -108,7 +114,8 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
     if explains:
-        refuse_unused(("sign", "diagnose_seconds", "resume", "limits", "accept", "repeat"), "with --explain")
+        unused = ("sign", "diagnose_seconds", "resume", "limits", "accept", "repeat", "workers", "memory", "cache_size")
+        refuse_unused(unused, "with --explain")
     if given["repeat"]:
         refuse_unused(("limits", "accept", "store", "force"), "with --repeat")
     if given["scheduler"]:

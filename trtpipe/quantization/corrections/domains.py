@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.nodes import bias_of, calls, is_constant, is_float, op_name, shape_of
+from trtpipe.model.nodes import bias_of, calls, groups_of, is_constant, is_float, op_name, shape_of
+from trtpipe.model.products import WEIGHTED
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 #: One input, and relu(s x) = s relu(x): the same channels before and after.
 HOMOGENEOUS = frozenset(
-    ("relu", "relu_", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout", "clone",
+    ("relu", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout", "clone",
      "contiguous", "alias")
 )  # fmt: skip
 #: Those that cut at a positive bound: exact for channels that stay below it when they are scaled.
-_CLIPPED = frozenset(("hardtanh", "hardtanh_", "relu6", "clamp"))
+_CLIPPED = frozenset(("hardtanh", "relu6", "clamp"))
 #: Their weight is [C_out, C_in / groups, ...].
-LINEAR = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
+LINEAR = frozenset(name for name, axis in WEIGHTED.items() if axis == 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +69,6 @@ class _Draft:
 def find_domains(graph: GraphModule) -> tuple[Domain, ...]:
     """Every domain of the graph that can be scaled and has a reader with a weight, in execution order."""
     return _Search(graph).domains()
-
-
-def groups_of(node: Node) -> int:
-    """The groups of a convolution; 1 of a linear."""
-    at = 6 if op_name(node).startswith("conv") else 99
-    return int(node.args[at]) if len(node.args) > at else 1  # type: ignore[arg-type]
 
 
 class _Search:
@@ -119,7 +114,7 @@ class _Search:
         elif name in _CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
             self._join(read[0], node)
             self._draft(node).clips.append((node, bound))
-        elif name in ("add", "add_") and len(read) == 2 and shape_of(read[0]) == shape_of(node) == shape_of(read[1]):
+        elif name == "add" and len(read) == 2 and shape_of(read[0]) == shape_of(node) == shape_of(read[1]):
             self._join(read[0], node)
             self._join(read[1], node)
         elif name in ("reshape", "flatten", "view") and _drops_ones(node, read):

@@ -41,7 +41,7 @@ def corrected(captured: Captured, arrays: Arrays, like: tuple[Captured, Arrays] 
             factors in both is shared, not multiplied again.
 
     Raises:
-        CalibError: an array is of no constant or operation of this graph, or has another shape.
+        CalibError: an array is of no constant or operation of this graph.
     """
     if not arrays:
         return captured

@@ -18,8 +18,8 @@ import torch
 from calib.algorithms import INT8_MAX
 from calib.types import Array
 from trtpipe.machine import Heap
-from trtpipe.model.nodes import constant_value, is_constant, op_name
-from trtpipe.quantization.corrections.domains import Domain, groups_of
+from trtpipe.model.nodes import constant_value, groups_of, is_constant, op_name
+from trtpipe.quantization.corrections.domains import Domain
 from trtpipe.quantization.corrections.edits import Arrays
 from trtpipe.quantization.partial import Partial
 from trtpipe.quantization.rounding import LEAST_MAGNITUDE
@@ -45,6 +45,8 @@ ROOM = 2.0
 class ChannelValues:
     """What the channels of one tensor held: int64 counts [C, BUCKETS] of |x|, and the exact maxima float32 [C].
 
+    `base` is what the first bucket's number, the exponent and 3 bits of mantissa of a float32, counts from.
+
     Mutable: batches are added.
     """
 
@@ -59,7 +61,7 @@ class ChannelValues:
         return cls(exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels))
 
     def add(self, x: torch.Tensor, count: bool = True) -> None:
-        """Take |x|, float32 [C, ...], into account; its maxima alone where it is not to be counted."""
+        """Take |x|, float32 [C, N], into account; its maxima alone where it is not to be counted."""
         self.most = torch.maximum(self.most, x.amax(1))
         if not count:
             return

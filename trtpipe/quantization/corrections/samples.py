@@ -49,7 +49,7 @@ def drawn(captured: Captured, source: Source) -> Samples | None:
             most = min(MOST_SAMPLES, max(LEAST_SAMPLES, _MOST_BYTES // max(1, _alive_bytes(captured, batches[0]))))
         if count >= most and len(batches) >= 8:
             break
-    if count < LEAST_SAMPLES or len(batches) < 4:
+    if count < LEAST_SAMPLES:
         return None
     local = [b for i, b in enumerate(batches) if i % 8 == 1]
     judge = [b for i, b in enumerate(batches) if i % 4 == 3]

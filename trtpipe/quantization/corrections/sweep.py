@@ -17,9 +17,8 @@ import torch.nn.functional as F
 
 from trtpipe.errors import Cancelled
 from trtpipe.machine import Heap
-from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
+from trtpipe.model.nodes import bias_of, constant_value, groups_of, is_constant, op_name
 from trtpipe.quantization import rounding
-from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced, roundings
 from trtpipe.quantization.precision import ScaleTypes
