@@ -122,12 +122,13 @@ def test_the_signature_comes_before_anything_is_parsed(tmp_path: Path, keys: tup
 
 def test_configured_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, "/some/key.pub")
-    assert signing.configured_key() == Path("/some/key.pub")
+    assert signing.trusted_key(None) == Path("/some/key.pub")
     monkeypatch.delenv(signing.KEY_VARIABLE)
     monkeypatch.setattr(signing, "DEVICE_KEYS", tmp_path / "trusted.pub")
-    assert signing.configured_key() is None
+    assert signing.trusted_key(None) is None
     (tmp_path / "trusted.pub").touch()
-    assert signing.configured_key() == tmp_path / "trusted.pub"
+    assert signing.trusted_key("given.pub") == Path("given.pub")
+    assert signing.trusted_key(None) == tmp_path / "trusted.pub"
     with pytest.raises(InputError, match=r"trusted.pub: holds no public key in PEM"):
         signing.load_public_keys(tmp_path / "trusted.pub")
 

@@ -117,8 +117,11 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
     return tuple(keys)
 
 
-def configured_key() -> Path | None:
-    """The file of trusted keys on this device: $TRTPIPE_PUBLIC_KEY, else /etc/trtpipe/trusted.pub if it exists."""
+def trusted_key(given: str | os.PathLike[str] | None) -> Path | None:
+    """The file of trusted keys: that given, else this device's, $TRTPIPE_PUBLIC_KEY or /etc/trtpipe/trusted.pub if it
+    exists."""
+    if given is not None:
+        return Path(given)
     named = os.environ.get(KEY_VARIABLE)
     if named:
         return Path(named)

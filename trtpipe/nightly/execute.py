@@ -23,6 +23,7 @@ from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
+    MANIFEST_SHA256,
     BuildTask,
     FinishTask,
     JobTask,
@@ -40,7 +41,7 @@ from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, 
 from trtpipe.pipeline.cache.reads import Reads, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
+from trtpipe.pipeline.cache.store import BUILT, BUNDLE, Busy, Cache, DamagedEntry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.pipeline.own_modules import own_file
@@ -115,12 +116,12 @@ def _execute(
 
 def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
     """The outcome that the cache holds, its bundle put in place; None where it holds none that is whole."""
-    record = cache.get("built", key)
+    record = cache.get(BUILT, key)
     if record is None:
         return None
     target = Path(task.out, task.name)
     if not put_back(cache, key, target):
-        cache.discard("built", key)
+        cache.discard(BUILT, key)
         return None
     return recorded(record.facts, task.name, task.file, target, task.attempts)
 
@@ -132,7 +133,7 @@ def _cache(task: BuildTask | FinishTask, reporter: Reporter, say: Callable[[str]
 
 def _finish(task: FinishTask, reporter: Reporter, cache: Cache) -> JobOutcome:
     """A kit as a bundle; needs neither torch nor the job's data."""
-    with cache.lock("built", task.key, wait=task.wait):
+    with cache.lock(BUILT, task.key, wait=task.wait):
         if (kept := _kept(task, cache, task.key)) is not None:
             return kept
         built = finish_kit(Path(task.kits, task.name), Path(task.out), reporter)
@@ -145,7 +146,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
     """The job's bundle, built unless the cache has it; and what its code read."""
     job = task.job
     planned = Ingredients(task.parts).unread
-    with cache.lock("built", planned.key, wait=task.wait):
+    with cache.lock(BUILT, planned.key, wait=task.wait):
         with Digests(cache.digests_path) as digests:
             machine = this_machine(digests)
             survey = Survey(digests, machine)
@@ -214,9 +215,9 @@ def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
 
 def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]) -> None:
     """Put a bundle, and what is known of it, into the cache."""
-    cache.put("bundle", key, {}, files)
-    facts = plain(outcome) | {"manifest_sha256": hashlib.sha256(files[MANIFEST]).hexdigest()}
-    cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
+    cache.put(BUNDLE, key, {}, files)
+    facts = plain(outcome) | {MANIFEST_SHA256: hashlib.sha256(files[MANIFEST]).hexdigest()}
+    cache.put(BUILT, key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 
 def is_whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
@@ -249,14 +250,14 @@ def put_back(cache: Cache, key: str, target: Path) -> bool:
     Raises:
         InputError, OSError: nothing can be put at `target`; what the cache holds is as it was.
     """
-    entry = cache.get("bundle", key)
+    entry = cache.get(BUNDLE, key)
     if entry is None:
         return False
     require_place(target)
     try:
         place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
     except (DamagedEntry, InputError):
-        cache.discard("bundle", key)
+        cache.discard(BUNDLE, key)
         return False
     return True
 

@@ -21,7 +21,7 @@ from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
 from trtpipe.machine import usable_cores
 from trtpipe.nightly.outcome import THERE
-from trtpipe.nightly.pool import RETRIES, Pool, Slot
+from trtpipe.nightly.pool import Pool, Slot, after_death
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
@@ -87,7 +87,6 @@ class JobsOfWorker:
             return {"outcome": outcome, "worker": self.name, "files": files}
 
     def _watched(self, task: Task, say: Say) -> JsonObject:
-        tried = task.attempts
         self._pool.start(self._slot, task)
         while True:
             for event in self._pool.events(0.2):
@@ -96,10 +95,9 @@ class JobsOfWorker:
                 if event.kind == "cancelled":
                     return failure(task, f"{task.name}: was stopped by the user", Cancelled.exit_code)
                 if event.kind == "died":
-                    tried = (*tried, f"the process of worker {self.name} died with {event.value}")
-                    task = dataclasses.replace(task, attempts=tried)
-                    if len(tried) > RETRIES:
-                        return failure(task, f"{task.name}: {tried[-1]}, {len(tried)} times", BuildError.exit_code)
+                    task, why = after_death(task, f"the process of worker {self.name} died with {event.value}")
+                    if why:
+                        return failure(task, why, BuildError.exit_code)
                     self._pool.start(self._slot, task)
                 else:
                     say(event.kind, event.value)

@@ -15,7 +15,7 @@ from trtpipe.machine import available_bytes, usable_cores
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.options import LOGS
-from trtpipe.nightly.pool import RETRIES, Event, Pool, Reports, Slot
+from trtpipe.nightly.pool import Event, Pool, Reports, Slot, after_death
 from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.apart import code_of
 from trtpipe.pipeline.cached import Memory
@@ -108,14 +108,14 @@ class Local:
             finished(task, dict(event.value) | {"where": event.where})
         elif event.kind == "died":
             death = f"worker {event.where} died with {event.value}"
-            tried = (*task.attempts, death)
-            if len(tried) > RETRIES:
+            tried, why = after_death(task, death)
+            if why:
                 queue.ended(task)
-                message = f"{task.name}: {death}, {len(tried)} times. Its log is in {LOGS}/ of the output folder."
-                finished(task, failure(dataclasses.replace(task, attempts=tried), message, BuildError.exit_code))
+                message = f"{why} Its log is in {LOGS}/ of the output folder."
+                finished(task, failure(tried, message, BuildError.exit_code))
             else:
                 watcher.note(f"{task.name}: {death}; it is tried again")
-                queue.again(task, dataclasses.replace(task, attempts=tried))
+                queue.again(task, tried)
 
     def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
         if len({code_of(task.job) for task in tasks if isinstance(task, JobTask)}) > 1:

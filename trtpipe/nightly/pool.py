@@ -8,6 +8,7 @@ workers end themselves.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
+
+
+def after_death(task: Task, death: str) -> tuple[Task, str]:
+    """A task that a worker died of, with that among its attempts; and why it is not tried again, empty where it is."""
+    task = dataclasses.replace(task, attempts=(*task.attempts, death))
+    times = len(task.attempts)
+    return task, f"{task.name}: {death}, {times} times." if times > RETRIES else ""
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from trtpipe.nightly.options import LOGS, Options, Planned, TaskExecutor, Unwatc
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, stopped, worst_first
 from trtpipe.nightly.regressions import LIMITS, compare, declared_normal
 from trtpipe.nightly.signing import sign_green
-from trtpipe.nightly.task import GONE, UNKEPT, from_plain, recorded
+from trtpipe.nightly.task import GONE, MANIFEST_SHA256, UNKEPT, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Cache
+from trtpipe.pipeline.cache.store import BUILT, BUNDLE, Cache
 from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 
@@ -261,15 +261,15 @@ class _Night:
             InputError, OSError: something stands in its way there.
         """
         key, target = planned.ingredients.key, self.options.out / planned.name
-        record = self.cache.get("built", key)
+        record = self.cache.get(BUILT, key)
         if explaining:
             require_place(target)
         if record is None:
             return None
-        if not is_whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+        if not is_whole(target, str(record.facts.get(MANIFEST_SHA256)), self.digests):
             was = self._standing_instead(planned, target)
             if explaining:
-                if self.cache.get("bundle", key) is None:
+                if self.cache.get(BUNDLE, key) is None:
                     return None
             elif put_back(self.cache, key, target):
                 note = f"{planned.name}: its bundle in {self.options.out} {was}, and was put back from the cache"
@@ -283,8 +283,8 @@ class _Night:
         if not os.path.lexists(target):
             return "was missing"
         past = self._latest.get(planned.name)
-        record = None if past is None else self.cache.get("built", past.outcome.key)
-        if record is not None and is_whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+        record = None if past is None else self.cache.get(BUILT, past.outcome.key)
+        if record is not None and is_whole(target, str(record.facts.get(MANIFEST_SHA256)), self.digests):
             return "was built of other inputs"
         return "was not the one that was built"
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Why a job is built again that was green before.
 GONE = "its bundle is no longer in the cache, or is damaged there"
+#: The fact beside an outcome in the cache: the SHA-256 of its bundle's manifest.
+MANIFEST_SHA256 = "manifest_sha256"
 UNKEPT = "--repeat builds without the cache, and left none there"
 
 
@@ -130,7 +132,7 @@ def failure(task: Task, message: str, exit_code: ExitCode) -> JsonObject:
 
 def recorded(facts: JsonMapping, name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()) -> JobOutcome:
     """What the cache knows of a job built earlier, as tonight's outcome; its bundle is put back at `bundle`."""
-    known = {k: v for k, v in facts.items() if k != "manifest_sha256"}
+    known = {k: v for k, v in facts.items() if k != MANIFEST_SHA256}
     known |= {"outcome": "reused", "name": name, "file": file, "bundle": str(bundle)}
     return from_plain(known | {"stages_reused": [], "attempts": list(attempts)})
 

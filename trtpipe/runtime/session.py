@@ -342,7 +342,7 @@ def load(
         MissingError, BuildError: it does not fit this device; its runtime is not installed, or refuses it.
         Replaced: another bundle takes its place again and again.
     """
-    trusted = Path(key) if key is not None else signing.configured_key()
+    trusted = signing.trusted_key(key)
     for _ in range(10):
         bundle, _ = compatibility.admit(Path(path), trusted)
         if failed := compatibility.failure(bundle.manifest):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib.util
 import json
 import mmap
@@ -156,8 +157,8 @@ class Isolated:
             "judged": judged,
             "opset": model.opset,
             "precisions": model.precisions,
-            "inputs": [_plain(s) for s in model.inputs],
-            "outputs": [_plain(s) for s in model.outputs],
+            "inputs": [dataclasses.asdict(s) for s in model.inputs],
+            "outputs": [dataclasses.asdict(s) for s in model.outputs],
             "bytes": len(model.data),
         }
         self._model = model
@@ -222,11 +223,6 @@ class Isolated:
         return True
 
 
-def _plain(spec: TensorSpec) -> JsonObject:
-    dims = {n: [r.min, r.opt, r.max] for n, r in spec.dims.items()}
-    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "dims": dims}
-
-
 def _libraries() -> list[str]:
     """TensorRT-RTX's shared libraries, as its wheel keeps them; none where the system's are used."""
     spec = importlib.util.find_spec("tensorrt_rtx_libs")
@@ -278,8 +274,8 @@ def serve(descriptor: int, fixed: bool) -> None:
         return
 
     def spec(raw: JsonObject) -> TensorSpec:
-        dims = {n: DimRange(*r) for n, r in raw["dims"].items()}
-        return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
+        dims = {n: DimRange(**r) for n, r in raw["dims"].items()}
+        return TensorSpec(**{**raw, "shape": tuple(raw["shape"]), "dims": dims})
 
     model = OnnxModel(
         data,

@@ -9,8 +9,9 @@ import click
 
 from calib.files import suffix_of
 from trtpipe.atomic import write_whole
+from trtpipe.bundle.signing import trusted_key
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.cli.commands.bundles import key_option
 from trtpipe.cli.commands.options import (
     InputPath,
     OutputFile,
@@ -125,7 +126,7 @@ def _measure(
         refuse_cpu("with a bundle")
     with console.Console(quiet=quiet).watching() as reporter:
         if kind == "bundle":
-            bundle, _ = admit(target, trusted(key))
+            bundle, _ = admit(target, trusted_key(key))
             return bench_line.bench_bundle(bundle, reporter, rounds=rounds, seconds=seconds, samples=samples)
         with on_path(None):
             job = plan_one(target, overrides, purpose="measure")

@@ -12,8 +12,9 @@ import click
 
 from calib.types import JsonObject
 from trtpipe.bundle.manifest import GRAPH, EngineFile
+from trtpipe.bundle.signing import trusted_key
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, metric_line, said_lines, sign_option, signing, trusted
+from trtpipe.cli.commands.bundles import key_option, metric_line, said_lines, sign_option, signing
 from trtpipe.cli.commands.options import (
     InputPath,
     device_option,
@@ -99,9 +100,9 @@ def command(
             raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
         if kits and len(jobs) > 1:
             names = [(path, job.name) for path, job in loaded]
-            if found := distinct_names([*names, *_named(kits, trusted(key))]):
+            if found := distinct_names([*names, *_named(kits, trusted_key(key))]):
                 raise JobErrors(found)
-        before = None if replay is None else bundle_to_replay(replay, trusted(key))
+        before = None if replay is None else bundle_to_replay(replay, trusted_key(key))
 
         signs = signing(sign)
         cache = None if before is None else stack.enter_context(timing_cache_of(before))
@@ -112,7 +113,7 @@ def command(
             for path, job in loaded
         ]
         if kits:
-            finish = partial(finish_kit, key=trusted(key), timing_cache=cache)
+            finish = partial(finish_kit, key=trusted_key(key), timing_cache=cache)
             works += [work(path, None, partial(finish, path, out), signs, before) for path in kits]
         return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
 

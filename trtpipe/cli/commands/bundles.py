@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from trtpipe.bundle.format import Sign
-from trtpipe.bundle.signing import configured_key, signer
+from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.options import InputPath
 from trtpipe.values import CheckReport, Metric
 
@@ -55,11 +55,6 @@ def signing(sign: Path | None) -> Sign | None:
         InputError: it is none.
     """
     return None if sign is None else signer(sign)
-
-
-def trusted(key: Path | None) -> Path | None:
-    """The key file given, or the one this device is configured with."""
-    return key if key is not None else configured_key()
 
 
 def report_lines(report: CheckReport) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, report_lines, trusted
+from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, report_lines
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.runtime.recheck import recheck
@@ -21,7 +21,7 @@ from trtpipe.runtime.session import load
 @json_option
 def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> ExitCode:
     """Run BUNDLE's engine (or graph) here on its golden inputs and compare with its baseline's outputs."""
-    with load(bundle, key=trusted(key), graph=graph, as_written=True) as model:
+    with load(bundle, key=key, graph=graph, as_written=True) as model:
         report = recheck(model)
     if as_json:
         console.out_json(report)

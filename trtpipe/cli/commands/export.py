@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from trtpipe.bundle.manifest import GRAPH
+from trtpipe.bundle.signing import trusted_key
 from trtpipe.bundle.triton import export_triton, foreign_format, serves_graph
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option
 from trtpipe.cli.commands.options import OutputFolder
 from trtpipe.outputs import require_apart
 from trtpipe.runtime.compatibility import admit, failure
@@ -26,7 +27,7 @@ from trtpipe.runtime.onnxruntime import Optimization
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
     require_apart(directory / bundle.name, bundle)
-    opened, _ = admit(bundle, trusted(key))
+    opened, _ = admit(bundle, trusted_key(key))
     if failed := failure(opened.manifest):
         console.err(f"warning: {bundle}: {failed}")
     level: Optimization = "all"

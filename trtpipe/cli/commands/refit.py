@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from trtpipe.bundle.signing import trusted_key
 from trtpipe.cli.commands.build import work
-from trtpipe.cli.commands.bundles import bundle_argument, key_option, sign_option, signing, trusted
+from trtpipe.cli.commands.bundles import bundle_argument, key_option, sign_option, signing
 from trtpipe.cli.commands.options import InputPath, json_option, loudness_options, out_option
 from trtpipe.cli.each import each
 from trtpipe.errors import ExitCode
@@ -43,5 +44,5 @@ def command(
 
     The engine must have been built with build.refit: all or individual. Run it where the engine's GPU is.
     """
-    task = partial(refit, bundle, weights, out, key=trusted(key))
+    task = partial(refit, bundle, weights, out, key=trusted_key(key))
     return each([work(bundle, None, task, signing(sign))], as_json=as_json, verbose=verbose, quiet=quiet)

@@ -16,7 +16,7 @@ from calib.files import replacing, suffix_of
 from calib.folders import unread
 from calib.types import JsonObject
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option
 from trtpipe.cli.commands.options import InputPath, OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
@@ -82,7 +82,7 @@ def command(
     form = chosen or _format_of(output)
     if raw and form == "csv":
         raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
-    with load(bundle, key=trusted(key), graph=graph) as model:
+    with load(bundle, key=key, graph=graph) as model:
         for note in model.notes:
             console.err(f"note: {note}")
         if batch_size is not None and batch_size > model.batch[2]:

@@ -8,9 +8,9 @@ import click
 
 from calib.files import suffix_of
 from trtpipe.bundle.archive import unpack
-from trtpipe.bundle.signing import checking
+from trtpipe.bundle.signing import checking, trusted_key
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.cli.commands.bundles import key_option
 from trtpipe.cli.commands.options import InputPath
 from trtpipe.errors import InputError
 from trtpipe.outputs import require_writable_folder
@@ -27,5 +27,5 @@ def command(archive: Path, destination: Path | None, key: Path | None) -> None:
         raise InputError(f"{archive}: does not end in {ARCHIVE_SUFFIX}. Give DESTINATION.")
     target = destination or archive.with_suffix("")
     require_writable_folder(target.parent)
-    unpack(archive, target, checking(archive, trusted(key)))
+    unpack(archive, target, checking(archive, trusted_key(key)))
     console.out(str(target))

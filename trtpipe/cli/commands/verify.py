@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from trtpipe.bundle.signing import trusted_key
 from trtpipe.cli import console
-from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines, trusted
+from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
 from trtpipe.runtime.compatibility import admit, another_model, failure, problems, remarks
@@ -28,7 +29,7 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> Exit
     Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its outputs are too far off, or
     were where it was made.
     """
-    opened, signature = admit(bundle, trusted(key))
+    opened, signature = admit(bundle, trusted_key(key))
     manifest = opened.manifest
     device = device_of(manifest.build.target)
     mismatches, notes = problems(manifest, device), remarks(manifest, device)

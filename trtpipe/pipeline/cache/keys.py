@@ -41,6 +41,7 @@ from trtpipe.pipeline.cache.environment import (
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads, recall
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
+from trtpipe.pipeline.cache.store import BUILT
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
 
@@ -379,7 +380,7 @@ def with_reads(
             return found[-1]
     asked = {n for n in before if is_read(n)}
     nearest = min(found, key=lambda f: len(asked ^ {i.name for i in f[1].items}) if asked else 0)
-    return next((f for f in found if len(found) > 1 and cache.get("built", f[0].key) is not None), nearest)
+    return next((f for f in found if len(found) > 1 and cache.get(BUILT, f[0].key) is not None), nearest)
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 from calib.types import JsonMapping
 from trtpipe.jsontext import json_digest
+from trtpipe.pipeline.cache.store import READS
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.digests import Digests
     from trtpipe.pipeline.cache.store import Cache
 
 ABSENT = "absent"
-_KIND = "reads"
 #: How many runs that came to their end are recorded of the same code.
 _MOST = 8
 #: Packages with native code that opens no file unseen: through Python, or by functions that the recorder wraps.
@@ -182,7 +182,7 @@ def recall(cache: Cache, key: str, folder: Path) -> tuple[Reads, ...]:
 
 def _records(cache: Cache, key: str) -> tuple[tuple[str, Reads], ...]:
     """The last run's, then those of runs that came to their end, each with the job's folder."""
-    entry = cache.get(_KIND, key)
+    entry = cache.get(READS, key)
     if entry is not None:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return tuple((str(raw["folder"]), Reads.from_plain(raw)) for raw in entry.facts["records"])
@@ -194,7 +194,7 @@ def remember(cache: Cache, key: str, reads: Reads, folder: Path, *, ended: bool 
     last, now = _records(cache, key)[1:], (os.path.abspath(folder), reads)
     records = [now, *dict.fromkeys((now, *last) if ended else last)][: 1 + _MOST]
     facts = {"records": [{"folder": where, **read.to_plain()} for where, read in records]}
-    entry = cache.get(_KIND, key)
+    entry = cache.get(READS, key)
     if entry is None or dict(entry.facts) != facts:
-        cache.discard(_KIND, key)
-        cache.put(_KIND, key, facts, {})
+        cache.discard(READS, key)
+        cache.put(READS, key, facts, {})

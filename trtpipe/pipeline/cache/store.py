@@ -41,10 +41,12 @@ T = TypeVar("T")
 
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
+#: Kinds of entries beside the stages': what is known of a bundle that was built, its files, and what a job's code read.
+BUILT, BUNDLE, READS = "built", "bundle", "reads"
 #: Kinds that record earlier builds; they are small and never evicted for size.
-RECORDS = ("built", "reads")
+RECORDS = (BUILT, READS)
 #: Kinds that are found with `force` too.
-ALWAYS_FOUND = ("reads",)
+ALWAYS_FOUND = (READS,)
 #: Seconds after which the remains of a killed writer are removed.
 _STALE_S = 3600.0
 _LOCK_POLL_S = 0.05
