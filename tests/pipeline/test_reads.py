@@ -223,10 +223,10 @@ def test_a_changed_checkpoint_gives_another_engine_and_nothing_of_the_old_one(wo
 def test_two_jobs_of_one_model_in_one_process_both_know_what_it_read(world, capsys):
     """The second takes the model from memory: nothing is read then."""
     (world / "second.yaml").write_text(JOB.replace("name: reader", "name: second") + "precision: {fp16_mode: true}\n")
-    where = ["-o", str(world.parent / "o2"), "--cache", str(world.parent / "c2"), "--workers", "0", "--json"]
+    where = ["-o", str(world.parent / "o2"), "--cache", str(world.parent / "c2"), "--json"]
     files = [str(world / name) for name in ("reader.yaml", "second.yaml")]
     try:
-        assert main(["nightly", *files, *where]) == 0
+        assert main(["nightly", *files, *where, "--workers", "0"]) == 0
         (world / "map.bin").write_bytes(np.float32(2.0).tobytes())
         capsys.readouterr()
         assert main(["nightly", *files, *where, "--explain"]) == 0
