@@ -12,6 +12,14 @@ import numpy as np
 
 from calib.types import Array
 
+#: What the names of the limits of a job's own metrics begin with.
+OWN = "metrics."
+
+
+def own_limit(metric: str, limit: str) -> str:
+    """The name of a limit of one of a job's own metrics, as messages and `job.limits.Limits.given` have it."""
+    return f"{OWN}{metric}.{limit}"
+
 
 def exact(x: float) -> str:
     """The number itself in the fewest digits: 0.99, 1e-05, 0.9999999."""

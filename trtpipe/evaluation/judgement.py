@@ -23,8 +23,8 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
-from trtpipe.figures import less
-from trtpipe.job.limits import Limits, OwnMetric, own_limit
+from trtpipe.figures import less, own_limit
+from trtpipe.job.limits import Limits, OwnMetric
 from trtpipe.model.labels import Labels
 from trtpipe.values import Metric
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtpipe.evaluation import intervals, metrics
-from trtpipe.figures import beside
-from trtpipe.job.limits import own_limit
+from trtpipe.figures import beside, own_limit
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:

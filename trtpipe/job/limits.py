@@ -8,10 +8,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from calib.types import JsonObject
+from trtpipe.figures import own_limit
 from trtpipe.job.section import Section
 
-#: What the names of the limits of the job's own metrics begin with.
-OWN = "metrics."
 #: Limits on a share of the samples, which have intervals.
 SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")
 #: The metrics that are built in, and whether a larger figure is better.
@@ -20,11 +19,6 @@ BUILT_IN_METRICS: Mapping[str, bool] = {
 }  # fmt: skip
 #: Arguments of theirs that name an output, where they are text.
 OF_OUTPUTS = ("output", "boxes", "scores", "classes")
-
-
-def own_limit(metric: str, limit: str) -> str:
-    """The name of a limit of one of the job's own metrics, as messages and `Limits.given` have it."""
-    return f"{OWN}{metric}.{limit}"
 
 
 class OwnMetric(Section):

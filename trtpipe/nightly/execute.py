@@ -38,10 +38,11 @@ from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, stage_keys, with_reads
+from trtpipe.pipeline.cache.kinds import BUILT, BUNDLE
 from trtpipe.pipeline.cache.reads import Reads, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import BUILT, BUNDLE, Busy, Cache, DamagedEntry
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.pipeline.own_modules import own_file

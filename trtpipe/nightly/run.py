@@ -31,8 +31,9 @@ from trtpipe.nightly.task import GONE, MANIFEST_SHA256, UNKEPT, from_plain, reco
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
+from trtpipe.pipeline.cache.kinds import BUILT, BUNDLE
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import BUILT, BUNDLE, Cache
+from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 

@@ -12,7 +12,8 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.limits import OWN, SHARE_LIMITS, Limits
+from trtpipe.figures import OWN
+from trtpipe.job.limits import SHARE_LIMITS, Limits
 from trtpipe.progress import Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model

@@ -38,10 +38,10 @@ from trtpipe.pipeline.cache.environment import (
     WITHOUT_EFFECT,
     Machine,
 )
+from trtpipe.pipeline.cache.kinds import BUILT
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads, recall
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
-from trtpipe.pipeline.cache.store import BUILT
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
 

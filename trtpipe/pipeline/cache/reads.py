@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from calib.types import JsonMapping
 from trtpipe.jsontext import json_digest
-from trtpipe.pipeline.cache.store import READS
+from trtpipe.pipeline.cache.kinds import READS
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.digests import Digests

@@ -32,6 +32,7 @@ from calib.types import JsonMapping, JsonObject
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.outputs import is_plain, naming
 from trtpipe.pipeline.cache.digests import DIGESTS
+from trtpipe.pipeline.cache.kinds import BUILT, READS
 from trtpipe.pipeline.cache.remote import ENTRY, head_of
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ T = TypeVar("T")
 
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
-#: Kinds of entries beside the stages': what is known of a bundle that was built, its files, and what a job's code read.
-BUILT, BUNDLE, READS = "built", "bundle", "reads"
 #: Kinds that record earlier builds; they are small and never evicted for size.
 RECORDS = (BUILT, READS)
 #: Kinds that are found with `force` too.
