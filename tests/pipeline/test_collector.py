@@ -1,6 +1,7 @@
 """The garbage collector is as it was after a build, however that ends."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,26 @@ def test_a_build_sets_its_libraries_apart() -> None:
         with stages("baseline"):
             pass
         assert gc.get_freeze_count() == 0
-        with stages("model"):
+        with stages("capture"):
             pass
         assert gc.get_freeze_count() > 0
+
+
+class Ring:
+    """Garbage once nobody knows it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_garbage_by_then_is_not_set_apart() -> None:
+    """Of many jobs in one process, each would keep the graphs of all before it."""
+    with seldom_collected():
+        for _ in range(2):
+            ring = Ring()
+            seen = weakref.ref(ring)
+            set_apart()  # it lasts as long as the job
+            assert seen() is not None
+            del ring
+            set_apart()
+            assert seen() is None

@@ -58,8 +58,6 @@ _OTHERWISE = (
 )
 #: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
 COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
-#: Stages that load libraries and make what lasts as long as the job: none of it is garbage before.
-LOADING = frozenset({"model", "capture"})
 
 
 class Stages:
@@ -98,7 +96,7 @@ class Stages:
                 inside = self._inside.pop()
         self._heap = self._heap or Heap()  # the first stage loads libraries, which stay
         self._heap.settle(garbage=True)
-        if name in LOADING:
+        if name == "capture":  # libraries are loaded, and the graph lasts as long as the job
             set_apart()
         self._inside[-1] += (took := time.perf_counter() - began)
         self._seconds[name] = self._seconds.get(name, 0.0) + took - inside
