@@ -82,11 +82,26 @@ class Ring:
 def test_what_is_garbage_by_then_is_not_set_apart() -> None:
     """Of many jobs in one process, each would keep the graphs of all before it."""
     with seldom_collected():
-        for _ in range(2):
-            ring = Ring()
-            seen = weakref.ref(ring)
-            set_apart()  # it lasts as long as the job
+        for _ in range(2):  # jobs
+            with seldom_collected():
+                ring = Ring()
+                seen = weakref.ref(ring)
+                set_apart()  # it lasts as long as the job
+                del ring
             assert seen() is not None
-            del ring
             set_apart()
             assert seen() is None
+
+
+def test_the_callers_objects_are_not_searched_each_time() -> None:
+    """A million of them takes a third of a second, and is none of this block's business."""
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with seldom_collected():
+            set_apart()
+            set_apart()
+            assert gc.get_freeze_count() <= before
+            assert len(gc.get_objects()) < before / 10
+    finally:
+        gc.unfreeze()

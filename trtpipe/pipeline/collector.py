@@ -29,13 +29,13 @@ def seldom_collected() -> Iterator[None]:
 
 
 def set_apart() -> None:
-    """Search no object that lives now for garbage before this is called again, or the block of `seldom_collected` ends;
-    nothing outside of one.
+    """Search no object that lives now for garbage before the block of `seldom_collected` ends; nothing outside of one.
 
     Of libraries nothing is garbage before that, and to search a million objects takes a third of a second each time.
-    What is garbage already, as the graphs of the job before, is collected first: set apart, it would stay.
+    What is garbage already, as the graphs of the job before, is collected first: set apart, it would stay. Where
+    something is set apart already, by the caller too, that stays as it is and the rest is collected.
     """
     if gc.get_threshold() == SELDOM:
-        gc.unfreeze()
         gc.collect()
-        gc.freeze()
+        if gc.get_freeze_count() == 0:
+            gc.freeze()
