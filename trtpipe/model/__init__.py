@@ -11,6 +11,7 @@ __all__ = [
     "export",
     "failures",
     "graph_digest",
+    "keys",
     "labels",
     "load",
     "marks",

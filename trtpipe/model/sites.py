@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from networkx.utils import UnionFind
 
+from trtpipe.model.keys import input_key, operand_key, weight_key
 from trtpipe.model.marks import is_marked, marks_of
 from trtpipe.model.nodes import calls, groups_of, is_constant, is_float, module_path, op_name, shape_of
 from trtpipe.model.products import MATMULS, OTHER_PRODUCTS, WEIGHTED
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
+
+#: An operation's module, its name, and how many of that name the module has before it.
+Role = tuple[str, str, int]
 
 
 def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
@@ -51,7 +55,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     candidates: list[tuple[Node, Node, str, int | None, str]] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
-    role = {}
+    role: dict[Node, Role] = {}
     quantized: set[Node] = set()
     for node in calls(graph.graph):
         name = op_name(node)
@@ -62,10 +66,10 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         path = module_path(node)
         k = ordinals[path, name]
         ordinals[path, name] += 1
-        role[node] = f"{path}:" + (name if k == 0 else f"{name}_{k}")
+        role[node] = (path, name, k)
         if name in WEIGHTED:
             x, weight = node.args[:2]
-            end = _ending(ordinals, path)
+            before = _weighted_before(ordinals, path)
             if not is_float(x) or not isinstance(weight, torch.fx.Node):
                 continue
             if (other := _not_float32(node)) is not None:
@@ -78,8 +82,8 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             if axis is None:
                 skipped.append(Skipped(node, "the weight of a grouped transposed convolution has no axis of outputs"))
                 continue
-            candidates.append((node, x, f"{path}:input{end}", None, "Q1"))
-            candidates.append((node, weight, f"{path}:weight{end}", axis, "Q2"))
+            candidates.append((node, x, input_key(path, before), None, "Q1"))
+            candidates.append((node, weight, weight_key(path, before), axis, "Q2"))
             quantized.add(node)
         elif name in MATMULS:
             pair = [x for x in node.args[:2] if is_float(x)]
@@ -88,7 +92,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             if (other := _not_float32(node)) is not None:
                 skipped.append(Skipped(node, f"it computes in {other}"))
                 continue
-            candidates += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
+            candidates += [(node, x, operand_key(*role[node], i), None, "Q1") for i, x in enumerate(pair)]
             quantized.add(node)
     fed = {x for _, x, _, _, _ in candidates}
     candidates += _residual(graph, role, quantized, fed)
@@ -126,8 +130,7 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         name, path, marks = op_name(node), module_path(node), marks_of(node)
         k = ordinals[path, name]
         ordinals[path, name] += 1
-        end = "" if k == 0 else f"_{k}"
-        of_weighted = _ending(ordinals, path) if name in WEIGHTED else ""
+        before = _weighted_before(ordinals, path) if name in WEIGHTED else 0
         if name in (*WEIGHTED, *MATMULS) and is_float(node):
             bare = [isinstance(x, torch.fx.Node) and x.name not in marks for x in node.args[:2]]
             of_weight = "its input" if bare[0] else "its weight"
@@ -138,20 +141,19 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             if x.name not in marks:
                 continue
             axis, rule = None, "Q1" if name in (*WEIGHTED, *MATMULS) else "Q8"
-            key = f"{path}:{name}{end}.input_{i}"
+            key = operand_key(path, name, k, i)
             if name in WEIGHTED and x is node.args[0]:
-                key = f"{path}:input{of_weighted}"
+                key = input_key(path, before)
             elif name in WEIGHTED and x is node.args[1] and is_constant(x):
-                key, axis, rule = f"{path}:weight{of_weighted}", WEIGHTED[name], "Q2"
+                key, axis, rule = weight_key(path, before), WEIGHTED[name], "Q2"
             sites.append(Site(node, x, key, key if axis is not None else group.setdefault(x, key), axis, rule))
     return tuple(sites), tuple(skipped)
 
 
-def _ending(ordinals: Counter[tuple[str, str]], path: str) -> str:
-    """The end of the keys of a module's next operation with a weight, whichever: "", "_1", "_2"."""
-    k = ordinals[path, "weighted"]
+def _weighted_before(ordinals: Counter[tuple[str, str]], path: str) -> int:
+    """How many operations with a weight, whichever, the module has before its next."""
     ordinals[path, "weighted"] += 1
-    return "" if k == 0 else f"_{k}"
+    return ordinals[path, "weighted"] - 1
 
 
 def computes_with(reader: Node, argument: Node) -> bool:
@@ -194,7 +196,7 @@ def _feeds(node: Node, wanted: Collection[Node]) -> bool:
 
 
 def _residual(
-    graph: GraphModule, role: Mapping[Node, str], quantized: Collection[Node], fed: Collection[Node]
+    graph: GraphModule, role: Mapping[Node, Role], quantized: Collection[Node], fed: Collection[Node]
 ) -> list[tuple[Node, Node, str, int | None, str]]:
     candidates: list[tuple[Node, Node, str, int | None, str]] = []
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
@@ -219,7 +221,7 @@ def _residual(
         skip = b if last is a else a
         if skip in fed or is_convolution(skip):
             index = 1 if skip is b else 0
-            candidates.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))
+            candidates.append((node, skip, operand_key(*role[node], index), None, "Q4"))
     return candidates
 
 
@@ -244,7 +246,7 @@ def _longer(a: Node, b: Node) -> Node | None:
 
 def _shared(
     graph: GraphModule,
-    role: Mapping[Node, str],
+    role: Mapping[Node, Role],
     fed: Collection[Node],
     groups: UnionFind,
 ) -> list[tuple[Node, Node, str, int | None, str]]:
@@ -257,7 +259,7 @@ def _shared(
         if len(parts) != len(given) or _not_float32(node) is not None or any(map(_bounded_by_infinity, parts)):
             continue
         for i, x in enumerate(parts):
-            key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")
+            key = operand_key(*role[node], i if op_name(node) == "cat" else None)
             extra.append((node, x, key, None, "Q5"))
             groups.union(node, x)
     return extra

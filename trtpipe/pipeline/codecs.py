@@ -18,7 +18,8 @@ from calib.table import CalibrationTable, histograms_path
 from calib.types import Array, JsonObject
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GRAPH, TIMING_CACHE
 from trtpipe.pipeline.lowered import Compiled, Lowered
-from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec, computed_in
+from trtpipe.trt.facts import engine_of, facts_of
+from trtpipe.values import Baseline, Fallback, LayerPrecision, OnnxModel, TensorSpec, computed_in
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.store import Entry
@@ -180,13 +181,7 @@ def _load_lowered(entry: Entry) -> Lowered:
 def _dump_compiled(compiled: Compiled) -> Stored:
     facts, files = _dump_lowered(compiled.lowered)
     engine = compiled.engine
-    about = {
-        "target": engine.target,
-        "version": engine.version,
-        "compute_capabilities": list(engine.compute_capabilities),
-        "minimum_compute_capability": engine.minimum_compute_capability,
-        "options": dict(engine.options),
-        "notes": list(engine.notes),
+    about = facts_of(engine) | {
         "fallback": [dataclasses.asdict(f) for f in engine.fallback],
         "plugins": list(engine.plugins),
     }
@@ -196,22 +191,15 @@ def _dump_compiled(compiled: Compiled) -> Stored:
 
 def _load_compiled(entry: Entry) -> Compiled:
     lowered, about = _load_lowered(entry), entry.facts["engine"]
-    engine = Engine(
-        data=entry.read(ENGINE),
-        target=about["target"],
-        version=about["version"],
-        compute_capabilities=tuple(about["compute_capabilities"]),
-        minimum_compute_capability=about["minimum_compute_capability"],
-        inputs=lowered.inputs,
-        outputs=lowered.outputs,
-        graph=lowered.graph,
-        options=about["options"],
-        notes=tuple(about["notes"]),
+    graph = lowered.graph
+    engine = engine_of(about, entry.read(ENGINE), inputs=lowered.inputs, outputs=lowered.outputs, graph=graph)
+    held = dataclasses.replace(
+        engine,
         fallback=tuple(Fallback(**f) for f in about["fallback"]),
         timing_cache=entry.read(TIMING_CACHE),
         plugins={name: entry.read(name) for name in about["plugins"]},
     )
-    return Compiled(lowered, engine)
+    return Compiled(lowered, held)
 
 
 SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from calib.audit import data_warnings, threshold_warnings
-from trtpipe.model.products import PRODUCTS, WEIGHTED
+from trtpipe.model.keys import is_read_by
+from trtpipe.model.products import PRODUCTS
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ def scale_keys(tensors: Collection[str], scales: Mapping[str, str]) -> Mapping[s
 
 
 def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[str]:
-    """The table keys whose scales the inputs of an operation have: those of a convolution or linear are called `input`
-    in its module, those of others by the operation."""
-    inputs = (f"{layer.module}:input",) if layer.op in WEIGHTED else ()
-    starts = inputs or (f"{layer.module}:{layer.op}.", f"{layer.module}:{layer.op}_")
-    return frozenset(scale for key, scale in scales.items() if key.startswith(starts))
+    """The table keys whose scales the inputs of an operation have."""
+    return frozenset(scale for key, scale in scales.items() if is_read_by(key, layer.module, layer.op))
 
 
 def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scales: Mapping[str, str]) -> frozenset[str]:

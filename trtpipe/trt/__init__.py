@@ -5,6 +5,7 @@ __all__ = [
     "driver",
     "element_types",
     "execution",
+    "facts",
     "flavour",
     "formats",
     "implicit",

@@ -39,6 +39,7 @@ from trtpipe.machine import how_ended
 from trtpipe.progress import Progress, Silent
 from trtpipe.trt import flavour
 from trtpipe.trt.builder import build_engine
+from trtpipe.trt.facts import engine_of, facts_of
 from trtpipe.values import DimRange, Engine, OnnxModel, TensorSpec
 
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
@@ -188,18 +189,7 @@ class Isolated:
         if len(data) != about["size"]:
             raise _died(self._child)
         progress.step(100, 100, "%")
-        return Engine(
-            data=data,
-            target=about["target"],
-            version=about["version"],
-            compute_capabilities=tuple(about["compute_capabilities"]),
-            minimum_compute_capability=about["minimum_compute_capability"],
-            inputs=model.inputs,
-            outputs=model.outputs,
-            graph=model,
-            options=about["options"],
-            notes=tuple(about["notes"]),
-        )
+        return engine_of(about["engine"], data, inputs=model.inputs, outputs=model.outputs, graph=model)
 
     def _reported(self, timeout_s: float, progress: Progress) -> bool:
         """Wait for one message of the process and pass it on; whether there was one."""
@@ -297,15 +287,8 @@ def serve(descriptor: int, fixed: bool) -> None:
         except BaseException:
             traceback.print_exc()
             raise
-        header = {
-            "size": len(engine.data),
-            "target": engine.target,
-            "version": engine.version,
-            "compute_capabilities": engine.compute_capabilities,
-            "minimum_compute_capability": engine.minimum_compute_capability,
-            "options": dict(engine.options),
-            "notes": [*engine.notes, *([] if settled else [RANDOMIZED])],
-        }
+        noted = engine if settled else dataclasses.replace(engine, notes=(*engine.notes, RANDOMIZED))
+        header = {"size": len(engine.data), "engine": facts_of(noted)}
         messages.send("done", header)
         results.write(engine.data)
         results.flush()
