@@ -60,11 +60,16 @@ def test_killed_at_20_random_moments(folder, seconds):
     assert [path.name for path in (folder / "out").iterdir() if "first" in path.name and path.is_dir()] == ["first"]
 
 
+STAGES = ("model", "baseline", "capture", "calibrate", "quantize", "export")
+#: All signals have one handler.
+AFTER = {signal.SIGINT: STAGES, signal.SIGTERM: STAGES[::2], signal.SIGHUP: STAGES[1::2]}
+
+
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.usefixtures("seconds")
 def test_interrupted_in_every_stage(number, folder):
     moments = random.Random(11)
-    for stage in ("model", "baseline", "capture", "calibrate", "quantize", "export"):
+    for stage in AFTER[number]:
         process = start(folder)
         for line in process.stderr:  # a stage that ended: the others are yet to come, however fast the machine is
             if line.startswith(stage):

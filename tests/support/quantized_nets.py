@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,12 @@ class Symmetric(Quantizer):  # type: ignore[misc]
 
 
 def converted(*, qat: bool = False, **quantizer: Any) -> torch.fx.GraphModule:
-    """`small` after PT2E, calibrated on 8 images."""
+    """`small` after PT2E, calibrated on 8 images; one of each kind is made (with QAT that takes torchao long)."""
+    return copy.deepcopy(_converted(qat, **quantizer))
+
+
+@functools.cache
+def _converted(qat: bool, **quantizer: Any) -> torch.fx.GraphModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = torch.export.export(small(), (images(4, 3, 8, 8),), dynamic_shapes=(X,)).module()
