@@ -71,7 +71,7 @@ lint: $(SETUP)  ## Check style and who imports whom.
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-type: $(SETUP)  ## Check types: mypy --strict on both packages.
+type: $(SETUP)  ## Check types: mypy --strict on both packages and the benchmarks.
 	$(BIN)/mypy
 
 bench: $(SETUP)  ## Run the programs in benchmarks/, which print figures.

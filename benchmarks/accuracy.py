@@ -31,6 +31,7 @@ import accuracy_page
 import numpy as np
 import peers
 import zoo
+from zoo_networks import Array
 
 ROOT = Path(__file__).resolve().parents[1]
 #: CIFAR-10 images that a classifier answers.
@@ -69,8 +70,8 @@ class Sets:
     """File of the calibration images, evaluation inputs by set, and labels of the sets that have them."""
 
     calibration: Path
-    evaluation: Mapping[str, zoo.Array]
-    labels: Mapping[str, zoo.Array]
+    evaluation: Mapping[str, Array]
+    labels: Mapping[str, Array]
 
 
 def make_sets(name: str, folder: Path) -> Sets:
@@ -187,7 +188,8 @@ class Line:
 
         images = np.load(self.sets.calibration, mmap_mode="r")
         batches = ([torch.from_numpy(images[k * BATCH : (k + 1) * BATCH].copy())] for k in range(RANGE_BATCHES))
-        return self.timed("ranges", lambda: observe_ranges(self.captured, batches))
+        found: dict[str, float] = self.timed("ranges", lambda: observe_ranges(self.captured, batches))
+        return found
 
     def made(self, way: Way) -> tuple[bytes, dict[str, Any]]:
         """The row's ONNX graph, and what is known of it."""
@@ -240,11 +242,11 @@ def by_peer(way: Way, fp32: Path, sets: Sets, folder: Path) -> tuple[bytes, dict
     return out.read_bytes(), json.loads(done.stdout.splitlines()[-1])
 
 
-def outputs(data: bytes, sets: Sets) -> dict[str, zoo.Array]:
+def outputs(data: bytes, sets: Sets) -> dict[str, Array]:
     """float64 outputs by set of an ONNX file that is executed as it is written; FP16 results are rounded to FP16."""
     from trtpipe.runtime.onnxruntime import OrtRunner
 
-    def batches(x: zoo.Array) -> Iterator[zoo.Array]:
+    def batches(x: Array) -> Iterator[Array]:
         for k in range(0, len(x), BATCH):
             yield next(iter(runner.run({"image": x[k : k + BATCH]}).values()))
 
@@ -252,7 +254,7 @@ def outputs(data: bytes, sets: Sets) -> dict[str, zoo.Array]:
         return {key: np.concatenate(list(batches(x))).astype(np.float64) for key, x in sets.evaluation.items()}
 
 
-def figures(name: str, got: Mapping[str, zoo.Array], fp32: Mapping[str, zoo.Array], sets: Sets) -> dict[str, Any]:
+def figures(name: str, got: Mapping[str, Array], fp32: Mapping[str, Array], sets: Sets) -> dict[str, Any]:
     """SQNR in dB by set; of classifiers the agreement with FP32 over all sets and the accuracy by set, as counts."""
     found: dict[str, Any] = {"sqnr_db": {}}
     for key, reference in fp32.items():

@@ -247,7 +247,7 @@ def measure(row: str, peer_python: str | None) -> dict[str, Any]:
         for seed, part in enumerate(("calibration", "check")):
             np.save(folder / f"{part}.npy", crops(IMAGES, MODELS[name], seed))
         whole = child("line", row, str(folder))
-        figures = {"row": row, "line": whole, "parts": child("parts", row, whole["onnx"])}
+        figures: dict[str, Any] = {"row": row, "line": whole, "parts": child("parts", row, whole["onnx"])}
         if precision == "int8":
             figures["calibrated"] = child("calibrated", row, str(folder))
             figures["off"] = child("line", f"{row}-off", str(folder))

@@ -25,10 +25,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from calibrators import calib_runner, modelopt_runner, onnxruntime_runner, wait
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtpipe.values import Captured
 
 ROWS = ("calib auto", "calib entropy_2", "calib entropy", "calib minmax", "calib percentile", "calib mse",
         "onnxruntime minmax", "onnxruntime entropy", "modelopt entropy")  # fmt: skip
@@ -43,9 +48,12 @@ SIZE = 224
 class Photos:
     """Crops of two photos as a calib origin: float32 [3, 224, 224], in memory or cut when they are asked for."""
 
-    labels = classes = None
+    labels: tuple[int, ...] | None = None
+    classes: tuple[str, ...] | None = None
     recipe = "photos"
     sequential = False
+    whole = True
+    root = ""
 
     def __init__(self, count: int, in_memory: bool) -> None:
         from sklearn.datasets import load_sample_images
@@ -70,7 +78,7 @@ class Photos:
         return np.ascontiguousarray((crop.astype(np.float32) / 255 - 0.45) / 0.225)
 
 
-def captured_model(name: str, batch: int) -> tuple[Any, Any]:
+def captured_model(name: str, batch: int) -> tuple[torch.nn.Module, Captured]:
     """The float network and its captured graph, conv+bn folded."""
     import timm
     import torch
@@ -151,7 +159,7 @@ def require_device(device: str, tool: str) -> None:
         raise SystemExit(f"{device}: PyTorch sees no GPU")
 
 
-def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -> dict[str, Any]:
+def observed_pass(captured: Captured, batches: list[Any], args: argparse.Namespace) -> dict[str, Any]:
     """The same batches through the same graph without and with observers, alternating, and the GPU's memory."""
     import torch
 
@@ -176,6 +184,7 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
 
     half = torch.zeros(1, dtype=torch.int32, device=args.device)
     for observer in prepared.observers.values():
+        assert observer.histogram is not None
         observer.histogram.half = half
 
     def observed() -> float:

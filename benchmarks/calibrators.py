@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtpipe.values import Captured
 
 
-def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Callable[[Any], Any]:
+def calib_runner(captured: Captured, batch: int, algorithm: str, device: str) -> Callable[[Any], Any]:
     """A function that calibrates on a source as a job does, on a graph that was prepared before."""
     from calib.calibrate import calibrate
     from calib.observers import HistogramObserver
@@ -35,7 +38,7 @@ def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Call
     return run
 
 
-def onnxruntime_runner(captured: Any, example: Any, folder: Path, method: str) -> Callable[[list[Any]], None]:
+def onnxruntime_runner(captured: Captured, example: Any, folder: Path, method: str) -> Callable[[list[Any]], None]:
     """A function that calibrates the same graph as ONNX with ONNX Runtime's calibrator, fed batch by batch."""
     import torch
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod

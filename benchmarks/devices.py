@@ -64,7 +64,8 @@ def stages(name: str, samples: int, device: str) -> dict[str, Any]:
     """Outputs [S, ...], amax and ranges by name, and seconds by stage, on one device."""
     from trtpipe.job.load import read_job
     from trtpipe.model.computing import VARIABLE
-    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.pipeline.prepared import Stages
+    from trtpipe.pipeline.stages import calibrate, prepare
     from trtpipe.progress import Silent
 
     os.environ[VARIABLE] = device

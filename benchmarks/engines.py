@@ -18,13 +18,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpu
 import gpu_page
 import numpy as np
 import torch
 import zoo
+from zoo_networks import Array
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.job.job import Job
+    from trtpipe.pipeline.prepared import PreparedJob, Stages
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The line's precisions, by name.
@@ -85,7 +91,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def measured(name: str, samples: int, *, executed: bool) -> Iterator[dict[str, Any]]:
     """A row for each precision of one network, when it is measured."""
     from trtpipe.job.load import read_job
-    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.pipeline.prepared import Stages
+    from trtpipe.pipeline.stages import calibrate, prepare
     from trtpipe.progress import Silent
 
     photos = zoo.split()
@@ -127,7 +134,15 @@ def content(name: str) -> dict[str, Any]:
 
 
 def compared(
-    job: Any, prepared: Any, table: Any, precision: str, images: zoo.Array, labels: Any, stages: Any, *, executed: bool
+    job: Job,
+    prepared: PreparedJob,
+    table: CalibrationTable | None,
+    precision: str,
+    images: Array,
+    labels: Any,
+    stages: Stages,
+    *,
+    executed: bool,
 ) -> dict[str, Any]:
     """The figures of one precision."""
     from trtpipe.evaluation import metrics
@@ -138,7 +153,8 @@ def compared(
     modes = {"int8_mode": False, "fp16_mode": False, "fp8_mode": False, **PRECISIONS[precision]}
     one = job.model_copy(update={"precision": job.precision.model_copy(update=modes)})
     used = table if one.precision.calibrated else None
-    engine = compile_engine(one, prepared.loaded, quantize(one, prepared, used, stages), stages)
+    engine = compile_engine(one, prepared, quantize(one, prepared, used, stages), stages)
+    assert engine.graph is not None
     batches = [images[k : k + BATCH] for k in range(0, len(images), BATCH)]
     with OrtRunner(engine.graph.data, as_written=True) as graph:
         wanted = np.concatenate([graph.run({"image": b})["out"] for b in batches])

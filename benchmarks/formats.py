@@ -26,6 +26,7 @@ from calib.table import CalibrationTable
 from trtpipe.job.load import read_job
 from trtpipe.job.sections import NOT_QUANTIZED
 from trtpipe.pipeline import stages as line
+from trtpipe.pipeline.prepared import Stages
 from trtpipe.progress import Silent
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
@@ -72,7 +73,7 @@ def variant(job: Job, modes: dict[str, Any], capability: str) -> Job:
 
 def measured(job: Job, samples: int, names: list[str]) -> list[Row]:
     """Every row, from one calibration table that went through its file."""
-    stages = line.Stages(Silent())
+    stages = Stages(Silent())
     prepared = line.prepare(job, stages)
     assert job.calibration is not None, "the job must be an INT8 job"
     calibration = job.calibration.model_copy(update={"corrections": False})
@@ -98,7 +99,9 @@ def measured(job: Job, samples: int, names: list[str]) -> list[Row]:
             noise += float(np.square(outputs[output].astype(np.float64) - reference).sum())
         engine = build_isolated(graph, one.build, progress=Silent(), precision=one.precision)
         wanted = ("conv", "linear", "matmul", "bmm")
-        kinds = collections.Counter(x.precision for x in quantized.layers if x.op.startswith(wanted))
+        kinds: collections.Counter[str] = collections.Counter(
+            x.precision for x in quantized.layers if x.op.startswith(wanted)
+        )
         rows.append(Row(name, capability, len(engine.data), 10 * math.log10(signal / noise), dict(kinds)))
         print(shown(rows[-1]), flush=True)
     return rows

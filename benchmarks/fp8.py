@@ -33,6 +33,7 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.prepared import PreparedJob
+    from trtpipe.values import Quantized
 
 BEGIN, END = "<!-- begin: benchmarks/fp8.py -->", "<!-- end: benchmarks/fp8.py -->"
 
@@ -137,7 +138,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def wide_of(quantized: Any) -> frozenset[tuple[str, str]]:
+def wide_of(quantized: Quantized) -> frozenset[tuple[str, str]]:
     """(module path, operation) of what a quantized graph computes in FP32."""
     return frozenset((x.module, x.op) for x in quantized.layers if x.precision == "fp32")
 
@@ -170,7 +171,7 @@ class Agreement:
 
 
 def agreement(
-    network: torch.nn.Module, quantized: Any, model: bytes, amax: Mapping[str, float], images: torch.Tensor
+    network: torch.nn.Module, quantized: Quantized, model: bytes, amax: Mapping[str, float], images: torch.Tensor
 ) -> Agreement:
     """Measure it.
 
@@ -235,7 +236,8 @@ def by_photograph(module: Any, prepared: PreparedJob, images: np.ndarray[Any, An
     """The SQNR, in dB, of a program of the network on each image."""
     parts = []
     with torch.inference_mode():
-        for batch in torch.from_numpy(images).split(8):
+        for first in range(0, len(images), 8):
+            batch = torch.from_numpy(images[first : first + 8])
             reference, got = (m(batch)[0].double().flatten(1) for m in (prepared.captured.graph, module))
             parts.append(10 * torch.log10(reference.square().sum(1) / (got - reference).square().sum(1)))
     return torch.cat(parts)
@@ -262,9 +264,11 @@ def measured(name: str, photos: int) -> str:
         prepared = job_of(name, folder, photos)
         tables = {}
         for corrections in (False, True):
+            assert prepared.job.calibration is not None
             calibration = prepared.job.calibration.model_copy(update={"corrections": corrections})
             job = prepared.job.model_copy(update={"calibration": calibration})
             made = line.calibrate(job, prepared, Stages(Silent()))
+            assert made is not None
             made.save(folder / "calibration.json")
             tables[corrections] = CalibrationTable.load(folder / "calibration.json")
         images = np.load(folder / "check.npy")
@@ -293,7 +297,7 @@ def measured(name: str, photos: int) -> str:
         return torch.from_numpy(got)
 
     rows = ["| | INT8 | FP8 | FP8 and INT8 |", "|---|---|---|---|"]
-    modes = (("int8",), ("fp8",), ("int8", "fp8"))
+    modes: tuple[tuple[NumberFormatName, ...], ...] = (("int8",), ("fp8",), ("int8", "fp8"))
     for corrections, table in tables.items():
         figures = [decibels(executed(to_onnx(program(table, Modes(frozenset(m)))).data)) for m in modes]
         rows.append(

@@ -70,7 +70,7 @@ def _driver() -> str:
 
 def _torch() -> dict[str, str]:
     """Versions of what takes part, read off packages: torch is not imported for it."""
-    from trtpipe.pipeline.cache.environment import versions
+    from trtpipe.packages import versions
 
     names = ("torch", "triton", "torchao", "onnx", "timm", "tensorrt", "tensorrt-rtx", "nvidia-cudnn-cu13")
     found = versions(names)

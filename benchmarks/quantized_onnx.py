@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,4 +65,5 @@ def compare(theirs: Path, ours: Path) -> None:
 
 if __name__ == "__main__":
     what, *paths = sys.argv[1:]
-    {"quantize": quantize, "compare": compare}[what](*(Path(p) for p in paths))
+    ways: dict[str, Callable[..., None]] = {"quantize": quantize, "compare": compare}
+    ways[what](*(Path(p) for p in paths))

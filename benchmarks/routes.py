@@ -17,9 +17,13 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.pipeline.prepared import PreparedJob
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -67,11 +71,12 @@ def measure(path: Path) -> list[Row]:
     """Every route in every mode, from one prepared model and one calibration table."""
     from trtpipe.job.load import read_job
     from trtpipe.pipeline import stages as pipeline
+    from trtpipe.pipeline.prepared import Stages
     from trtpipe.progress import Silent
     from trtpipe.trt import driver
 
     gpu = bool(driver.probe().devices)
-    stages = pipeline.Stages(Silent())
+    stages = Stages(Silent())
     job = read_job(path, ["build.compute_capability=[]"])
     prepared = pipeline.prepare(job, stages)
     table = pipeline.calibrate(job, prepared, stages)
@@ -86,15 +91,23 @@ def measure(path: Path) -> list[Row]:
 
 
 def one(
-    path: Path, overrides: list[str], route: str, mode: str, prepared: Any, table: Any, data: Any, gpu: bool
+    path: Path,
+    overrides: list[str],
+    route: str,
+    mode: str,
+    prepared: PreparedJob,
+    table: CalibrationTable | None,
+    data: Any,
+    gpu: bool,
 ) -> Row:
     """One route in one mode; whatever keeps it from being built is the row's `why`."""
     from trtpipe.errors import TrtpipeError
     from trtpipe.job.load import read_job
     from trtpipe.pipeline import stages as pipeline
+    from trtpipe.pipeline.prepared import Stages
     from trtpipe.progress import Silent
 
-    stages = pipeline.Stages(Silent())
+    stages = Stages(Silent())
     given = ["build.compute_capability=[]", *overrides, f"build.route={route}"]
     nothing = np.zeros(0, np.float32)
     if route == "torch2trt":
@@ -107,11 +120,15 @@ def one(
     quantized = pipeline.quantize(job, prepared, table, stages)
     try:
         with harness(route, gpu) as seen:
-            engine = pipeline.compile_engine(job, prepared.loaded, quantized, stages)
-            scales = onnx_scales(engine.graph.data) if route == "onnx" or seen is None else network_scales(seen)
+            engine = pipeline.compile_engine(job, prepared, quantized, stages)
+            if route == "onnx" or seen is None:
+                assert engine.graph is not None
+                scales = onnx_scales(engine.graph.data)
+            else:
+                scales = network_scales(seen)
     except TrtpipeError as error:
         return Row(route, mode, None, Counter(), nothing, f"{NOT}: {str(error).splitlines()[0]}")
-    layers = Counter(layer.precision for layer in quantized.layers)
+    layers: Counter[str] = Counter(layer.precision for layer in quantized.layers)
     outputs = None
     if gpu:
         from trtpipe.trt.runtime import EngineRunner

@@ -195,7 +195,8 @@ class Attention(torch.nn.Module):
         """[N, 16, 64] in and out."""
         q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
         scores = (q @ k.transpose(-1, -2) * 0.25).softmax(-1)
-        return x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        found: torch.Tensor = x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        return found
 
 
 def resnet18() -> torch.nn.Module:
@@ -203,7 +204,8 @@ def resnet18() -> torch.nn.Module:
     import torchvision
 
     torch.manual_seed(0)
-    return torchvision.models.resnet18()
+    made: torch.nn.Module = torchvision.models.resnet18()
+    return made
 
 
 def exported(

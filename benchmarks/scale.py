@@ -22,9 +22,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from trtpipe.nightly.local import _Queue
+    from trtpipe.nightly.pool import Slot
 
 HERE = Path(__file__).resolve()
 NODES, WEIGHTS_MB, IMAGES, JOBS, WORKERS = (
@@ -257,13 +261,19 @@ def simulated(workers: int, jobs: int, models: int) -> dict[str, Any]:
         took = {t.name: chance.uniform(*AGAIN_S) for t in tasks}
         loading = {t.job.model.weights: chance.uniform(*FIRST_S) for t in tasks}
         memory = workers * 8_000_000_000
-        queue, slots = _Queue(tasks, memory, False), [Slot(f"cpu{i}", 1) for i in range(workers)]
+        queue, slots = _Queue(tasks, memory, False), [Slot(f"cpu{i}", 1, None, folder / "log") for i in range(workers)]
         return _run(queue, slots, took, loading, expected_bytes)
 
 
 def _run(
-    queue: Any, slots: list[Any], took: Mapping[str, float], loading: Mapping[Any, float], size: Callable[[Any], int]
+    queue: _Queue,
+    slots: list[Slot],
+    took: Mapping[str, float],
+    loading: Mapping[Any, float],
+    size: Callable[[Any], int],
 ) -> dict[str, Any]:
+    from trtpipe.nightly.task import BuildTask
+
     ends: list[tuple[float, int, Any]] = []
     free, last = list(range(len(slots))), dict[int, Any]()
     now = busy = deciding = 0.0
@@ -275,6 +285,7 @@ def _run(
             deciding += time.process_time() - began
             if task is None:
                 continue
+            assert isinstance(task, BuildTask)
             model = task.job.model.weights
             seconds = took[task.name] + (0 if last.get(k) == model else loading[model])
             loads += last.get(k) != model

@@ -126,7 +126,7 @@ def make(release: Release, folder: Path) -> None:
     """An environment of this release with everything that the examples and tests need, and trtpipe from here."""
     python = shutil.which(f"python{release.python}") or sys.executable
     subprocess.run([python, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     pinned = [f"torch=={release.torch}", f"torchao=={release.torchao}"]
     vision = f"torchvision=={release.torchvision}"
     if release.forced:  # first those that need no torchvision, then the one that pip would refuse
@@ -220,12 +220,14 @@ def document(rows: dict[str, Any]) -> str:
 
 def _verdict(job: dict[str, Any]) -> str:
     cosine = next((v for n, v in job.get("figures", {}).items() if n.endswith(".cosine")), None)
-    return job["verdict"] if cosine is None else f"{job['verdict']}, cosine {float(cosine):.6f}"
+    verdict: str = job["verdict"]
+    return verdict if cosine is None else f"{verdict}, cosine {float(cosine):.6f}"
 
 
 def _same(job: dict[str, Any]) -> str:
     if "precisions" not in job:
-        return job["verdict"]
+        verdict: str = job["verdict"]
+        return verdict
     return f"{job['int8']} of {job['operations']} in INT8, `{job['precisions'][:6]}`"
 
 

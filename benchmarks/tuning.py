@@ -68,8 +68,10 @@ def resnet50(size: int) -> Any:
 
 def main() -> int:
     """Measure, print, judge."""
+    from trtpipe.batching import Batching
     from trtpipe.job.load import read_job
-    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.pipeline.prepared import Stages
+    from trtpipe.pipeline.stages import calibrate, prepare
     from trtpipe.pipeline.tune import tune_from
     from trtpipe.progress import Silent
     from trtpipe.quantization.diagnose import diagnose, first_samples
@@ -96,10 +98,13 @@ def main() -> int:
         assert table is not None
         machine = Partial(prepared.captured.graph)
         began = time.perf_counter()
-        for sample in first_samples(prepared.check_source, prepared.captured.inputs, options.samples):
+        how = Batching(prepared.inputs, prepared.outputs, job.batch_size(job.check))
+        for sample in first_samples(prepared.check_source, how, options.samples):
             machine.finish(0, machine.inputs(sample.inputs), {})
         bare = time.perf_counter() - began
-        found = diagnose(job, prepared.captured, prepared.check_source, table.amax, Silent())
+        found = diagnose(
+            job, prepared.captured, prepared.check_source, table.amax, Silent(), prepared.needed_ranges(job.precision)
+        )
         print(f"{options.size} x {options.size} pixels")
         print(f"modules {len(found.modules)}, samples {found.samples}, GMACs a sample {found.macs / 1e9:.2f}")
         print(f"bare forward pass over them: {bare:.1f} s")
