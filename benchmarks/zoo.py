@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """One network's input and licence.
+    """One network's input.
 
     `size` is the side in pixels, `mean` and `std` hold for RGB in 0..1, `dense` networks answer for every pixel.
     """
@@ -40,7 +40,6 @@ class Network:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: Literal["bilinear", "bicubic"]
-    licence: str
     dense: bool = False
 
 
@@ -49,13 +48,14 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _LITE = ((127 / 255,) * 3, (128 / 255,) * 3)
 #: Keras' "caffe" mode: 0..255 less the mean.
 _CAFFE = ((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3)
+#: With their licences.
 NETWORKS: Mapping[str, Network] = {
-    "mobilenet_v2": Network(224, *_IMAGENET, "bilinear", "MIT; weights of torchvision, BSD-3-Clause"),
-    "efficientnet_lite0": Network(224, *_LITE, "bicubic", "Apache-2.0"),
-    "resnet50": Network(224, *_CAFFE, "bilinear", "MIT; weights of keras-applications"),
-    "vit_s14_saliency": Network(224, *_IMAGENET, "bilinear", "MIT; backbone DINOv2 ViT-S/14", dense=True),
-    "efficientnet_lite1": Network(240, *_LITE, "bicubic", "Apache-2.0"),
-    "efficientnet_lite2": Network(260, *_LITE, "bicubic", "Apache-2.0"),
+    "mobilenet_v2": Network(224, *_IMAGENET, "bilinear"),  # MIT; weights of torchvision, BSD-3-Clause
+    "efficientnet_lite0": Network(224, *_LITE, "bicubic"),  # Apache-2.0
+    "resnet50": Network(224, *_CAFFE, "bilinear"),  # MIT; weights of keras-applications
+    "vit_s14_saliency": Network(224, *_IMAGENET, "bilinear", dense=True),  # MIT; backbone DINOv2 ViT-S/14
+    "efficientnet_lite1": Network(240, *_LITE, "bicubic"),  # Apache-2.0
+    "efficientnet_lite2": Network(260, *_LITE, "bicubic"),  # Apache-2.0
 }
 #: Photographs that calibration gets; the others are held out.
 CALIBRATION_PHOTOS = 128

@@ -77,7 +77,8 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     file = Path(path)
     suffix = suffix_of(file)
     if suffix not in readers:
-        raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {suffix or 'no suffix'!r}).")
+        *most, last = ARRAY_SUFFIXES
+        raise CalibError(f"{path}: must be a {', '.join(most)} or {last} file (got {suffix or 'no suffix'!r}).")
     if not file.is_file():
         raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
     with _readable(path):

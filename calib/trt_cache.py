@@ -21,13 +21,9 @@ import numpy as np
 from calib.algorithms import INT8_MAX
 from calib.errors import CalibError
 
-#: TensorRT's name of each algorithm. The first and third are seen in caches; the other two are named alike.
-CACHE_ALGORITHMS = {
-    "entropy_2": "EntropyCalibration2",
-    "entropy": "EntropyCalibration",
-    "minmax": "MinMaxCalibration",
-    "percentile": "LegacyCalibration",
-}
+#: TensorRT's names of its algorithms. EntropyCalibration2 and MinMaxCalibration are seen in caches, the others are
+#: named alike.
+CACHE_ALGORITHMS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibration", "LegacyCalibration")
 
 #: What a cache begins with.
 CACHE_MAGIC = "TRT-"
@@ -39,11 +35,10 @@ _MOST_SCALE = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class TrtCache:
-    """One cache: the TensorRT version it is for, TensorRT's name of the algorithm, and float32 scales by tensor
-    name."""
+    """One cache: its first line, which names the TensorRT version that it is for and the algorithm, and float32 scales
+    by tensor name."""
 
-    version: tuple[int, int, int]
-    algorithm: str
+    header: str
     scales: Mapping[str, float]
 
     @property
@@ -72,7 +67,7 @@ def read_cache(text: str | bytes, where: str = "TensorRT cache") -> TrtCache:
             ) from error
     header, _, body = text.partition("\n")
     match = _HEADER.fullmatch(header.rstrip("\r"))
-    if match is None or match[2] not in CACHE_ALGORITHMS.values():
+    if match is None or match[2] not in CACHE_ALGORITHMS:
         raise CalibError(
             f"{where}: must begin with TRT-<version>-<algorithm> (got {header[:60]!r}). Is it a TensorRT "
             f"calibration cache?"
@@ -95,7 +90,8 @@ def read_cache(text: str | bytes, where: str = "TensorRT cache") -> TrtCache:
         scales[name] = scale
     if not scales:
         raise CalibError(f"{where}: must hold the scales of tensors (got none). Calibrate again.")
-    return TrtCache(_version(where, int(match[1])), match[2], scales)
+    _require_known(where, int(match[1]))
+    return TrtCache(match[0], scales)
 
 
 def _checked(where: str, name: str, scale: float) -> None:
@@ -105,8 +101,7 @@ def _checked(where: str, name: str, scale: float) -> None:
         )
 
 
-def _version(where: str, number: int) -> tuple[int, int, int]:
-    major, rest = divmod(number, 10_000 if number >= 100_000 else 1000)
-    if major > 10:
+def _require_known(where: str, number: int) -> None:
+    """Refuse a release of TensorRT after the last that calibrates: 8601 is 8.6.1, 100300 is 10.3.0."""
+    if number // (10_000 if number >= 100_000 else 1000) > 10:
         raise CalibError(f"{where}: must be of TensorRT 10.x at most (got TRT-{number}).")
-    return major, rest // 100, rest % 100

@@ -41,24 +41,16 @@ class NativeCalibrator(Protocol):
         """After the build: re-raise what went wrong in a callback, and refuse a calibration that was cut short."""
 
 
-def torch_on_cuda(array: Array) -> tuple[int, object]:
-    """Address and owner of `array` as a contiguous CUDA tensor by torch, of the same dtype."""
-    import torch
-
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to("cuda")
-    return tensor.data_ptr(), tensor
-
-
 def make_calibrator(
     trt: ModuleType,
     source: Source,
     *,
     batch_size: int,
+    place: PlaceBatch,
     algorithm: str = AUTO_BASE,
     percentile: float = PERCENTILE,
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
-    place: PlaceBatch = torch_on_cuda,
 ) -> NativeCalibrator:
     """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
     `finish()`.

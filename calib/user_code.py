@@ -30,6 +30,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 OURS = ("calib", "trtpipe")
 _OURS = tuple(f"{_ROOT / package}/" for package in OURS)
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
+#: Folders that hold installed packages, by the names that Python and Debian give these.
+PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 _STANDARD = tuple(dict.fromkeys(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")))
 
 
@@ -177,4 +179,9 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(_STANDARD)
+    return in_packages(file) or file.startswith(_STANDARD)
+
+
+def in_packages(path: str) -> bool:
+    """Whether a path is in a folder of installed packages."""
+    return any(folder in path for folder in PACKAGE_FOLDERS)

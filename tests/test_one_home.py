@@ -258,11 +258,12 @@ def test_what_has_a_name_is_not_written_out_again() -> None:
 
 
 def names(tree: ast.Module) -> Iterator[str]:
-    """The classes, aliases of types and constants that a module defines; type variables are the signatures' own."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and not re.search(r"\bTypeVar\(", ast.unparse(node)):
+    """The classes, aliases of types and constants that a module defines, those for a type checker alone and classes
+    within functions too; type variables are the signatures' own."""
+    conditional = [s for node in tree.body if isinstance(node, ast.If) for s in (*node.body, *node.orelse)]
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in (*tree.body, *conditional):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and not re.search(r"\bTypeVar\(", ast.unparse(node)):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 written = target.elts if isinstance(target, ast.Tuple) else [target]
                 yield from (n.id for n in written if isinstance(n, ast.Name) and re.match(r"_?[A-Z]", n.id))
@@ -288,10 +289,14 @@ def test_a_public_name_stands_for_one_thing() -> None:
 def test_a_name_for_two_things_is_found(tmp_path: Path) -> None:
     own = 'T = TypeVar("T")\n_MOST: Final = 1\nclass _Own: ...\n'
     (tmp_path / "calib").mkdir()
-    (tmp_path / "calib" / "one.py").write_text(f"{own}class Plan: ...\nSIZE = 1\nLEAST, FORMAT = 2, 3\n")
-    (tmp_path / "calib" / "other.py").write_text(f"{own}Plan = tuple[int, ...]\nSIZE: int = 2\nFORMAT = 'a'\n")
+    (tmp_path / "calib" / "one.py").write_text(
+        f"{own}class Plan: ...\nSIZE = 1\nLEAST, FORMAT = 2, 3\nif A:\n    Way = int\n"
+    )
+    (tmp_path / "calib" / "other.py").write_text(
+        f"{own}Plan = tuple[int, ...]\nSIZE: int = 2\nFORMAT = 'a'\ndef f():\n    class Way: ...\n"
+    )
     both = ["calib/one.py", "calib/other.py"]
-    assert called_the_same(tmp_path) == {"Plan": both, "SIZE": both, "FORMAT": both}
+    assert called_the_same(tmp_path) == {"Plan": both, "SIZE": both, "FORMAT": both, "Way": both}
 
 
 def parts(root: Path) -> list[str]:

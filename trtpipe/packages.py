@@ -84,8 +84,7 @@ BUILDING = ("numba", "networkx", "jinja2", "sympy", "ml_dtypes", "onnx_ir", "mar
 JUDGED_TOGETHER = ("torch", "torchao")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
-    **dict.fromkeys((*CAPTURE, *IMAGES), "build"),
-    **dict.fromkeys((*BUILDING, "matplotlib"), "build"),
+    **dict.fromkeys((*CAPTURE, *IMAGES, *BUILDING, "matplotlib"), "build"),
     "cuda": "edge",
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
@@ -96,6 +95,8 @@ EXTRAS: Mapping[str, str] = {
 TORCH_TENSORRT = "2.14"
 #: What installs a Jetson's TensorRT.
 JETPACKS = "apt install python3-libnvinfer"
+#: Between why something cannot be used and the command that repairs it.
+RUN = " Run: "
 #: How what has no extra, or several, is installed.
 _COMMANDS: Mapping[str, str] = {
     "tensorrt": f"pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: {JETPACKS})",
@@ -168,7 +169,7 @@ def unfit(module: str) -> str | None:
     except InvalidVersion:
         return None
     fitting = pip_install(f"{installed.distribution}{wanted}")
-    return f"{installed.distribution} must be {wanted} (got {installed.version}). Run: {fitting}"
+    return f"{installed.distribution} must be {wanted} (got {installed.version}).{RUN}{fitting}"
 
 
 def _asked() -> Mapping[str, SpecifierSet]:
@@ -183,12 +184,11 @@ def _asked() -> Mapping[str, SpecifierSet]:
 
 def not_installed(*modules: str) -> str:
     """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
-    return f"{absence(*modules)}. Run: {install_command(modules[-1])}"
+    return f"{absence(*modules)}.{RUN}{install_command(modules[-1])}"
 
 
-def absence(*modules: str) -> str:
-    """`torch and onnx are not installed`; of a module that is there all the same, that its metadata is what lacks. By
-    modules or distributions."""
+def absence(*modules: str) -> str:  # or distributions
+    """`torch and onnx are not installed`; of a module that is there all the same, that its metadata is what lacks."""
     by_name = {name: _modules_of(name) or (name,) for name in modules}
     bare = [n for n, own in by_name.items() if not any(map(package, own)) and any(map(present, own))]
     absent = [name for name in modules if name not in bare]
@@ -216,7 +216,7 @@ def broken(module: str, reason: object) -> str:
         away = "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder)."
         return f"{path} hides the package {module} ({said}). {away}"
     if (lacked := _lacked(said)) not in (None, module):
-        return f"{module} cannot be imported, as {lacked} is not installed. Run: {_installing(lacked)}"
+        return f"{module} cannot be imported, as {lacked} is not installed.{RUN}{_installing(lacked)}"
     installed = package(module)
     name = module if installed is None else installed.distribution
     again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
@@ -230,7 +230,7 @@ def broken(module: str, reason: object) -> str:
         return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
     if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
         return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
-    return f"{cannot} It is damaged, or does not fit the packages that it needs. Run: {again}"
+    return f"{cannot} It is damaged, or does not fit the packages that it needs.{RUN}{again}"
 
 
 def _lacked(said: str) -> str | None:

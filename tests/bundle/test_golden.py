@@ -53,7 +53,7 @@ BAD = [
     (tensors(**{"output:logits": np.zeros((2, 4), np.float32)}), "g: output:logits must have the shape ('N', 3)"),
     (
         tensors(**{"output:logits": np.zeros((3, 3), np.float32)}),
-        "g: every tensor must hold the same samples, one or more (got [2, 3]). Build the bundle again.",
+        "g: every tensor must hold the same samples, one or more (got [2, 3]). Fetch or build the bundle again.",
     ),
     (tensors(labels=np.zeros(2, np.int32)), "g: labels must be int64 [S] (got int32 (2,))"),
     (tensors(**{"input:image": np.zeros((0, 3, 8, 8), np.float32), "output:logits": np.zeros((0, 3))}), "(got [0])"),
@@ -83,4 +83,6 @@ def test_the_batch_of_whole_outputs_is_one_size(batch: np.ndarray) -> None:
     with pytest.raises(InputError) as caught:
         golden.from_bytes(save(tensors(batch=batch)), INPUTS, whole, "g")
     got = f"{batch.dtype} {batch.shape}"
-    assert str(caught.value) == f"g: batch must be one int64 of at least 1 (got {got}). Build the bundle again."
+    assert (
+        str(caught.value) == f"g: batch must be one int64 of at least 1 (got {got}). Fetch or build the bundle again."
+    )

@@ -16,7 +16,7 @@ GOOD = "TRT-8601-EntropyCalibration2\nimage: 3c010a14\nlayer1.0: conv (x): 3d9a3
 def test_what_tensorrt_wrote():
     # TensorRT writes amax 1 with half a bin of 2048 more: 3c010a14.
     cache = read_cache(GOOD)
-    assert (cache.version, cache.algorithm) == ((8, 6, 1), "EntropyCalibration2")
+    assert cache.header == "TRT-8601-EntropyCalibration2"
     assert list(cache.scales) == ["image", "layer1.0: conv (x)"]
     assert cache.amax["image"] == pytest.approx(1 + 0.5 / 2048, rel=1e-7)
 
@@ -30,12 +30,10 @@ def test_hand_worked_digits():
     assert read_cache("TRT-100300-MinMaxCalibration\nx: 3c010204\n").scales == {"x": np.float32(1) / np.float32(127)}
 
 
-@pytest.mark.parametrize(
-    ("version", "number"),
-    [((7, 1, 3), 7103), ((8, 6, 1), 8601), ((9, 0, 0), 9000), ((10, 3, 0), 100300), ((10, 16, 1), 101601)],
-)
-def test_version_numbers(version, number):
-    assert read_cache(f"TRT-{number}-MinMaxCalibration\nx: 3f800000\n").version == version
+@pytest.mark.parametrize("number", [7103, 8601, 9000, 100300, 101601])
+def test_version_numbers(number):
+    header = f"TRT-{number}-MinMaxCalibration"
+    assert read_cache(f"{header}\nx: 3f800000\n").header == header
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=20)

@@ -127,4 +127,4 @@ def test_the_cache_file_is_read_back(source, tmp_path):
 @pytest.mark.skipif(CALIBRATORS, reason="8.6 to 10.x have calibrators")
 def test_tensorrt_11_is_refused(source):
     with pytest.raises(CalibError, match=r"has no calibrators: only 8.6 to 10.x have them\. Use Q/DQ"):
-        make_calibrator(trt, source, batch_size=2)
+        make_calibrator(trt, source, batch_size=2, place=in_memory)

@@ -15,7 +15,7 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import read_job
+from trtpipe.job.load import read_jobs
 from trtpipe.model import load
 from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
@@ -111,7 +111,7 @@ def job(tmp_path: Path) -> Any:
             "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
         }
         (tmp_path / "job.yaml").write_text(json.dumps(raw))
-        return read_job(tmp_path / "job.yaml", paths_exist=False)
+        return read_jobs(tmp_path / "job.yaml", paths_exist=False)[0]
 
     yield make
     sys.modules.pop("mynet", None)
@@ -362,7 +362,7 @@ def two_inputs(folder: Path, factory: str, names: tuple[str, str]) -> Job:
         "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
     }
     (folder / "job.yaml").write_text(json.dumps(raw))
-    return read_job(folder / "job.yaml", paths_exist=False)
+    return read_jobs(folder / "job.yaml", paths_exist=False)[0]
 
 
 @pytest.mark.parametrize("names", [("left", "right"), ("a", "b")])

@@ -11,7 +11,7 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import read_job
+from trtpipe.job.load import read_jobs
 from trtpipe.model import load
 from trtpipe.model.load import load_model
 from trtpipe.values import DimRange, TensorSpec
@@ -87,7 +87,7 @@ def nested(folder: Path, program: bool, names: tuple[str, ...]) -> Job:
         "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
     }
     (folder / "job.yaml").write_text(json.dumps(raw))
-    return read_job(folder / "job.yaml", paths_exist=False)
+    return read_jobs(folder / "job.yaml", paths_exist=False)[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import read_job
+from trtpipe.job.load import read_jobs
 from trtpipe.model.load import load_model
 from trtpipe.model.weights import load_weights, weights_digest
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> Any:
             "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
         }
         (tmp_path / "job.yaml").write_text(json.dumps(raw))
-        return read_job(tmp_path / "job.yaml", paths_exist=False)
+        return read_jobs(tmp_path / "job.yaml", paths_exist=False)[0]
 
     yield make
     sys.modules.pop("weighed", None)

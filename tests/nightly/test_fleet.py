@@ -20,7 +20,7 @@ from trtpipe.errors import MissingError
 from trtpipe.job.load import read_job
 from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
-from trtpipe.nightly.fleet_worker import announced
+from trtpipe.nightly.fleet_worker import JobsOfWorker, announced
 from trtpipe.nightly.task import FinishTask
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device
@@ -153,18 +153,32 @@ def test_a_job_that_takes_its_workers_down_is_given_up(fleet, tmp_path):
     ended = []
     sent = found._send(FinishTask("j", "j.yaml", "k", "out", "cache"), frozenset({"orin"}))
     sent.starts = list("abcde")
-    found._look({"j": sent}, lambda task, raw: ended.append((task.attempts, raw["error"])))
+    found._look({"j": sent}, lambda task, raw: ended.append((task.attempts, raw["error"], raw["exit_code"])))
     died = types.SimpleNamespace(
         status="error", exception=lambda: KilledWorker("j", types.SimpleNamespace(address="tcp://a:1"), 3)
     )
     sent.future = died
-    found._take(sent, lambda task, raw: ended.append((task.attempts, raw["error"])))
+    found._take(sent, lambda task, raw: ended.append((task.attempts, raw["error"], raw["exit_code"])))
     found.close()
     lost = tuple(f"worker {n} was lost while it built this" for n in "abcd")
     assert ended == [
-        (lost, "j: it took its workers down (4 lost: a, b, c, d)."),
-        (tuple(f"worker {n} died" for n in "abcde"), "j: every worker that started this job died (a, b, c, d, e)."),
+        (lost, "j: it took its workers down (4 lost: a, b, c, d).", 4),
+        (tuple(f"worker {n} died" for n in "abcde"), "j: every worker that started this job died (a, b, c, d, e).", 4),
     ]
+
+
+def test_a_stop_that_comes_as_a_job_ends_does_not_stop_its_next_run(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    worker = JobsOfWorker("w", (), tmp_path, 1)
+    task = FinishTask("j", "j.yaml", "k", "out", "cache")
+    monkeypatch.setattr(worker, "_watched", lambda task, say: worker.stop(["k"]) or {"outcome": "error"})
+    for _ in range(2):
+        monkeypatch.setattr("trtpipe.nightly.fleet_worker.place", lambda *_, **__: None)
+        assert worker.run(task, {}, lambda kind, value: None)["outcome"] == {"outcome": "error"}
+        assert worker._stopped == set()
+    worker.stop(["k"])  # while nothing runs
+    assert worker._stopped == set()
+    worker.close()
 
 
 def test_a_fleet_without_tls_is_said_in_every_report(fleet, tmp_path, monkeypatch, capsys):

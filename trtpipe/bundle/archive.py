@@ -77,6 +77,7 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
 
     Raises:
         InputError: the archive is not in canonical form or what it holds is no valid bundle.
+        OSError: the bundle cannot be written; its filename is `destination`.
     """
     try:
         with open_regular(archive) as file:

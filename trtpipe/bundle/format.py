@@ -115,11 +115,7 @@ class Bundle:
 
 
 def write_bundle(
-    destination: Path,
-    manifest: Manifest,
-    files: Mapping[str, bytes],
-    *,
-    sign: Sign | None = None,
+    destination: Path, manifest: Manifest, files: Mapping[str, bytes], *, sign: Sign | None = None
 ) -> Bundle:
     """Write `manifest` and `files` to the directory `destination` and return the bundle as it was read back.
 
@@ -134,6 +130,7 @@ def write_bundle(
     Raises:
         InputError: a name is illegal, a required file is missing, a file contradicts the manifest, or `destination`
             is something other than a bundle.
+        OSError: it cannot be written; its filename is `destination`.
     """
     for name in files:
         if not is_plain(name) or name in (MANIFEST, SIGNATURE):
@@ -155,7 +152,7 @@ def set_signature(path: Path, sign: Sign | None) -> bool:
         Whether it is signed now: not where its check failed.
 
     Raises:
-        InputError: it is no bundle, or not whole.
+        InputError, OSError: it is no bundle, not whole, or cannot be read or written.
     """
     bundle = read_bundle(path)
     wanted = None if sign is None or bundle.manifest.failed else sign(bundle.manifest_bytes)
@@ -218,7 +215,7 @@ def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
             them (`signing.checking`). None: signatures are not judged.
 
     Raises:
-        InputError: any of it does not hold; the message names the file.
+        InputError, OSError: any of it does not hold, or cannot be read; the message names the file.
     """
     for _ in range(10):
         actual = standing(path)

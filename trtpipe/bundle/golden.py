@@ -11,6 +11,7 @@ from safetensors.numpy import load, save
 
 from calib.types import Array
 from trtpipe.batching import KEPT_SAMPLES, has_shape
+from trtpipe.bundle.manifest import AGAIN
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 
@@ -66,16 +67,16 @@ def to_bytes(golden: Golden) -> bytes:
     return data
 
 
-def tensors_of(data: bytes, where: str, again: str) -> dict[str, Array]:
+def tensors_of(data: bytes, where: str) -> dict[str, Array]:
     """The tensors of a safetensors file by name, in its dtypes and shapes.
 
     Raises:
-        InputError: `data` is none; `again` is the next step.
+        InputError: `data` is none.
     """
     try:
         tensors: dict[str, Array] = load(data)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{where}: must be a safetensors file (got: {error}). {again}") from None
+        raise InputError(f"{where}: must be a safetensors file (got: {error}). {AGAIN}") from None
     return tensors
 
 
@@ -85,8 +86,7 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
     Raises:
         InputError: not safetensors, a tensor missing, too many, of another dtype or shape than its binding.
     """
-    again = "Build the bundle again."
-    tensors = tensors_of(data, where, again)
+    tensors = tensors_of(data, where)
     sides = {"input": inputs, "output": outputs}
     wanted = {f"{side}:{spec.name}": (side, spec) for side, specs in sides.items() for spec in specs}
     whole = {f"output:{s.name}" for s in outputs if s.batch_axis is None}
@@ -94,32 +94,32 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
     known = set(wanted) | ({"labels", "batch"} & set(tensors)) | ({"batch"} if whole else set())
     if odd := sorted(known ^ set(tensors)):
         raise InputError(
-            f"{where}: must hold each binding once and nothing else (got a difference at {odd[0]}). {again}"
+            f"{where}: must hold each binding once and nothing else (got a difference at {odd[0]}). {AGAIN}"
         )
     if batch is not None and (batch.shape != (1,) or batch.dtype != np.int64 or batch[0] < 1):
-        raise InputError(f"{where}: batch must be one int64 of at least 1 (got {batch.dtype} {batch.shape}). {again}")
+        raise InputError(f"{where}: batch must be one int64 of at least 1 (got {batch.dtype} {batch.shape}). {AGAIN}")
     samples = {len(t) if t.ndim else -1 for n, t in tensors.items() if n not in whole and n != "batch"}
     if len(samples) != 1 or min(samples) < 1:
         raise InputError(
-            f"{where}: every tensor must hold the same samples, one or more (got {sorted(samples)}). {again}"
+            f"{where}: every tensor must hold the same samples, one or more (got {sorted(samples)}). {AGAIN}"
         )
     for key, (side, spec) in wanted.items():
         tensor = tensors[key]
         # The baseline's outputs have the model's own dtypes, whatever those of their bindings are.
         if side == "input" and tensor.dtype != np.dtype(spec.dtype):
-            raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {again}")
+            raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {AGAIN}")
         if not tensor.ndim or not has_shape(tensor.shape[1:], spec.row_shape, spec.dims):
             raise InputError(
-                f"{where}: {key} must have the shape {spec.shape} of its binding (got {tensor.shape}). {again}"
+                f"{where}: {key} must have the shape {spec.shape} of its binding (got {tensor.shape}). {AGAIN}"
             )
         if key in whole and batch is not None and len(tensor) != -(-min(samples) // int(batch[0])):
             raise InputError(
                 f"{where}: {key} must have a row for each {int(batch[0])} samples (got {len(tensor)} for "
-                f"{min(samples)}). {again}"
+                f"{min(samples)}). {AGAIN}"
             )
     labels = tensors.get("labels")
     if labels is not None and (labels.ndim != 1 or labels.dtype != np.int64):
-        raise InputError(f"{where}: labels must be int64 [S] (got {labels.dtype} {labels.shape}). {again}")
+        raise InputError(f"{where}: labels must be int64 [S] (got {labels.dtype} {labels.shape}). {AGAIN}")
     return Golden(
         inputs={s.name: tensors[f"input:{s.name}"] for s in inputs},
         outputs={s.name: tensors[f"output:{s.name}"] for s in outputs},

@@ -119,7 +119,7 @@ def from_bytes(data: bytes, where: str) -> Hybrid:
         InputError: not safetensors, another version, an operator that is not allowed, a value read before it is there,
             a part that is missing, too many or of another size.
     """
-    parts = tensors_of(data, where, AGAIN)
+    parts = tensors_of(data, where)
     for name, array in parts.items():
         if array.dtype != np.uint8 or array.ndim != 1:
             raise InputError(f"{where}: {name} must be uint8 [bytes] (got {array.dtype} {array.shape}). {AGAIN}")

@@ -29,6 +29,8 @@ from trtpipe.packages import not_installed
 from trtpipe.trt.flavour import installed
 from trtpipe.values import Target
 
+#: What it writes, and where it puts images of its own.
+JOB, DATA = "job.yaml", "data"
 #: Names of folders with calibration images and with check images, in order of preference.
 CALIBRATE_ON = ("calib", "calibration", "train")
 CHECK_ON = ("val", "valid", "validation", "test")
@@ -58,7 +60,7 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
         InputError: `source` or `images` is invalid, or `folder` has a job.yaml already.
         MissingError: `source` is a timm model and timm is not installed.
     """
-    job = folder / "job.yaml"
+    job = folder / JOB
     if job.exists():
         raise InputError(f"{job}: {violation('not be there yet', 'a file', 'Choose another folder.')}")
     if folder.exists() and not folder.is_dir():
@@ -68,8 +70,8 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
     if source is None:
         files[folder / "model.py"] = _MODEL.encode()
     if images is None:
-        files |= {folder / "data" / name: data for name, data in _pictures().items()}
-        calibrate_on, check_on = "data/calib", "data/val"
+        files |= {folder / DATA / name: data for name, data in _pictures().items()}
+        calibrate_on, check_on = f"{DATA}/calib", f"{DATA}/val"
     else:
         calibrate_on, check_on = (_from(folder, part) for part in _parts(images))
     name = _name(folder, source)

@@ -130,7 +130,7 @@ def measure_modes(
     Every mode is prepared and runs all samples; then rounds follow, each of which runs every mode once, so that
     whatever else the machine does falls on all of them alike. The first few warm up: not before, since to prepare one
     mode can make PyTorch forget what it has compiled for another. Rounds end early after `seconds`, but not before
-    there are 10.
+    there are `FEWEST`.
 
     Raises:
         InputError: fewer than one round is asked for.

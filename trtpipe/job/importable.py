@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from calib.files import suffix_of, text_at_most
-from calib.user_code import OURS, hidden_step
+from calib.user_code import OURS, hidden_step, in_packages
 from trtpipe.errors import did_you_mean
 from trtpipe.job.yamlfile import MAX_BYTES
 
@@ -59,7 +59,7 @@ def on_path(base: Path | None) -> Iterator[None]:
 
 def is_installed(origin: str) -> bool:
     """Whether a module's file belongs to an installed package or to Python itself."""
-    return origin.startswith(_installed_folders()) or "site-packages" in origin
+    return origin.startswith(_installed_folders()) or in_packages(origin)
 
 
 @functools.cache

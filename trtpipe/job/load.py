@@ -50,18 +50,17 @@ class JobErrors(InputError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
-def read_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> Job:
+def read_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     """The job in a file, its relative paths resolved against the folder the file is in.
 
     Args:
         path: the YAML file.
         overrides: `section.key=value` each, laid over the file; the value is YAML.
-        paths_exist: whether every file and folder the job names has to be there.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    file = JobFile(Path(path), paths_exist=paths_exist)
+    file = JobFile(Path(path))
     job = file.read(overrides)
     if file.problems or job is None:
         raise JobErrors(file.problems)

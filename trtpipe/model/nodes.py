@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from calib.user_code import PACKAGE_FOLDERS
 from trtpipe.model.bindings import INNER
 
 #: The floating dtypes of fewer bits than FP32 that PyTorch computes in.
@@ -44,10 +45,9 @@ def source_line(node: torch.fx.Node) -> str:
     for path, line in reversed(frames):
         if "/torch/" in path or "/trtpipe/model/" in path or path.startswith("<"):  # code that torch generated
             continue
-        parts = path.split("/")
-        if "site-packages" in parts:
-            return "/".join(parts[parts.index("site-packages") + 1 :]) + f":{line}"
-        return f"{parts[-1]}:{line}"
+        folder = next((f for f in PACKAGE_FOLDERS if f in path), "/")
+        inside = path.partition(folder)[2] if folder != "/" else path.rpartition("/")[2]
+        return f"{inside}:{line}"
     return ""
 
 

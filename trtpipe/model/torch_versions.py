@@ -10,7 +10,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from trtpipe.packages import BUILDING, CAPTURE, pip_install
+from trtpipe.packages import BUILDING, CAPTURE, RUN, pip_install
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def misfit(version: str, torchao: str) -> str | None:
     if first <= release(torchao) <= last:
         return None
     fitting = pip_install(f"torchao=={last[0]}.{last[1]}.*")
-    return f"torchao must be one for torch {version} (got {torchao}). Run: {fitting}"
+    return f"torchao must be one for torch {version} (got {torchao}).{RUN}{fitting}"
 
 
 def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:

@@ -300,18 +300,19 @@ class Fleet:
                 job.lost_at = None
             else:
                 job.lost_at = job.lost_at or time.monotonic()
-            message, lost = "", job.starts
+            message, code, lost = "", MissingError.exit_code, job.starts
             if job.lost_at is not None and time.monotonic() - job.lost_at > LOST_S:
                 message = self._unmatched(name, job.needs, shown)
             elif len(job.starts) > MOST_STARTS:
                 lost = job.starts[:-1]  # the last has but begun
                 message = f"{name}: it took its workers down ({len(lost)} lost: {', '.join(lost)})."
+                code = BuildError.exit_code
             if message:
                 self._client.cancel([job.future], force=True)
                 del sent[name]
                 tried = tuple(f"worker {n} was lost while it built this" for n in lost)
                 task = dataclasses.replace(job.task, attempts=tried)
-                finished(task, failure(task, message, MissingError.exit_code))
+                finished(task, failure(task, message, code))
 
     def _alive(self) -> JsonObject:
         """The scheduler's own list of workers."""

@@ -80,7 +80,11 @@ class JobsOfWorker:
                 place(Path(scratch, "kits", task.name), kit, where=Path(f"kit of {task.name}"))
                 local = dataclasses.replace(local, kits=str(Path(scratch, "kits")))
             self._running = task.key
-            outcome = self._watched(local, say)
+            try:
+                outcome = self._watched(local, say)
+            finally:  # a stop that came too late is none of the job's next run
+                self._running = ""
+                self._stopped.discard(task.key)
             files: dict[str, bytes] = {}
             if outcome["outcome"] in THERE:
                 files = read_bundle(Path(scratch, "out", task.name)).contents()
@@ -102,7 +106,6 @@ class JobsOfWorker:
                 else:
                     say(event.kind, event.value)
             if task.key in self._stopped:
-                self._stopped.discard(task.key)
                 self._pool.kill()
                 self._pool = Pool([self._slot])
                 return failure(task, f"{task.name}: was stopped by the user", Cancelled.exit_code)
@@ -144,7 +147,8 @@ def serve(
 
     Raises:
         MissingError: distributed is not installed, the scheduler does not answer, or GPU `gpu` cannot be used.
-        InputError: the cache cannot be written, or the address needs credentials (see `transport`).
+        InputError: the cache cannot be written, a tag is not one word without commas, or the address needs credentials
+            (see `transport`).
     """
     try:
         from distributed import Worker

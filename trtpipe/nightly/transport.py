@@ -65,7 +65,8 @@ def transport(address: str, credentials: Path | None, *, insecure: bool, where: 
         where: names the address in messages.
 
     Raises:
-        InputError: the scheduler is on another machine and there are no credentials, or they are not whole.
+        InputError: the address is none, the scheduler is on another machine and there are no credentials, they are not
+            whole, or `insecure` or an address of tcp:// contradicts them.
     """
     _require_address(address, where)
     if credentials is not None:

@@ -16,7 +16,6 @@ from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.check import NO_ENGINE_RAN, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, int8_weights, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import environment, fingerprint
@@ -34,7 +33,7 @@ from trtpipe.pipeline.stages import (
 )
 from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
-from trtpipe.routes.onnx import lowered_for, to_onnx
+from trtpipe.routes.onnx import graph_engine, lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.device_memory import lacking_memory
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
     #: Makes the engine of a graph.
-    Compiler = Callable[[OnnxModel, Progress], Engine]
+    Compiling = Callable[[OnnxModel, Progress], Engine]
 
 
 @with_own_modules
@@ -138,7 +137,7 @@ def finish_kit(
     key: Path | None = None,
     sign: Sign | None = None,
     timing_cache: str | None = None,
-    compiler: Compiler | None = None,
+    compiler: Compiling | None = None,
 ) -> Built:
     """Verify the kit at `path`, build its engine here, check it where a GPU can execute it, and write `out/<name>`.
 
@@ -193,14 +192,13 @@ def finish_kit(
 def _compile(build: Build, precision: Precision, graph: OnnxModel, progress: Progress) -> Engine:
     """The engine of a kit's graph; for onnxruntime that graph itself."""
     if build.target == "onnxruntime":
-        version = versions(("onnxruntime",)).get("onnxruntime", "0")
-        return Engine(graph.data, "onnxruntime", version, (), graph.inputs, graph.outputs, graph)
+        return graph_engine(graph)
     if build.target == "tensorrt_rtx":
         return build_isolated(graph, build, progress=progress, precision=precision)
     return build_engine(graph, build, progress=progress, precision=precision)
 
 
-def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> tuple[CheckReport, int | None]:
+def _check(kit: Bundle, engine: Engine, make: Compiling, progress: Progress) -> tuple[CheckReport, int | None]:
     """The engine, or a graph for ONNX Runtime, on every sample of the kit, with a control built here, and the engine's
     activation memory; the kit's own check, with notes that say so and why, where nothing can execute it here.
 
@@ -244,7 +242,7 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> t
     return dataclasses.replace(report, notes=(*report.notes, *notes)), memory
 
 
-def _control(graph: OnnxModel, make: Compiler, progress: Progress) -> Damaged | None:
+def _control(graph: OnnxModel, make: Compiling, progress: Progress) -> Damaged | None:
     """An engine of the damaged graph; None on a device without the package onnx, which damages it: the kit's own
     control then stands, and the report says how that was executed."""
     if importlib.util.find_spec("onnx") is None:

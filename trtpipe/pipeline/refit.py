@@ -14,7 +14,7 @@ from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import not_executed_here
 from trtpipe.trt import driver
-from trtpipe.trt.refit import changed_weights, refitted, weight_mismatches
+from trtpipe.trt.refit import FIXED, changed_weights, refitted, weight_mismatches
 from trtpipe.values import Engine
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _engine(before: Bundle, graph: OnnxModel) -> Engine:
     if not build.strip_plan:
         marked = changed_weights(graph.data, before.read(GRAPH)) if own else ()
         data = refitted(data, graph.data, marked=marked, version_compatible=build.version_compatible)
-    fixed = (note for note in manifest.notes if note.startswith("build.refit: "))
+    fixed = (note for note in manifest.notes if note.startswith(FIXED))
     made = Engine(
         data=data,
         target=about.target,

@@ -117,14 +117,22 @@ class _Here:
     def finish(self, progress: Progress) -> Engine:
         job, model = self._job, self._model
         if job.build.target == "onnxruntime":
-            import onnxruntime
-
-            return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
+            return graph_engine(model)
         ranges = None
         if self._samples is not None:
             made_from = {"graph": hashlib.sha256(model.data).hexdigest()}
             ranges = native_calibration(job, self._samples, made_from)
         return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=ranges)
+
+
+def graph_engine(model: OnnxModel) -> Engine:
+    """The engine for ONNX Runtime: the graph itself, with the release that executes it here.
+
+    Whatever distribution has brought it: the module says its own.
+    """
+    import onnxruntime
+
+    return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
 
 
 class _Beside:

@@ -16,7 +16,7 @@ from trtpipe.machine import how_ended
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import Device
 from trtpipe.trt import driver
-from trtpipe.trt.driver import memory_command
+from trtpipe.trt.driver import INSTALL_ONE, memory_command
 
 #: Asks for device memory as an engine's runner does, and prints lines of JSON: the name of each package before it is
 #: asked, and, within a list, why there is none.
@@ -62,7 +62,7 @@ def _how(code: int) -> str:
 def _ended(package: str, how: str) -> str:
     """What is said where asking for memory ended as `how` says; `package` was being asked, "" for none yet."""
     if package == "pycuda":  # asked last
-        install = f"Install one: {memory_command(driver.probe().cuda)}."
+        install = f"{INSTALL_ONE}{memory_command(driver.probe().cuda)}."
         step = f"Remove it, or have cuda-python, which is asked first. {install}"
         return f"device memory: asking pycuda for it {how}. {step}"
     if not package:

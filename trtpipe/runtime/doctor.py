@@ -18,6 +18,7 @@ from trtpipe.packages import (
     BUILDING,
     CAPTURE,
     IMAGES,
+    RUN,
     TORCH_TENSORRT,
     absence,
     broken,
@@ -35,7 +36,7 @@ from trtpipe.routes.options import FRONTENDS, REQUIREMENTS, unfit_release
 from trtpipe.runtime import device_memory
 from trtpipe.runtime.device import outdated_driver
 from trtpipe.trt import driver, flavour
-from trtpipe.trt.driver import Driver, Gpu
+from trtpipe.trt.driver import INSTALL_ONE, Driver, Gpu
 from trtpipe.trt.install import tensorrt_command
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
@@ -155,7 +156,7 @@ def _importable(ability: Ability, needed: Sequence[str], failed: Mapping[str, st
     reason = next((broken(module, failed[module]) for module in needed if module in failed), "")
     if not ability.possible or not reason:
         return ability
-    why, _, command = reason.partition(" Run: ")
+    why, _, command = reason.partition(RUN)
     return Ability(ability.what, False, why, command)
 
 
@@ -173,7 +174,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
 def _by_packages(what: str, fact: str, modules: Sequence[str], wrong: str | None = None) -> Ability:
     missing = [n for n in modules if version(n) is None]
     reason = absence(*missing) if missing else wrong or next(filter(None, map(unfit, modules)), fact)
-    why, _, command = reason.partition(" Run: ")
+    why, _, command = reason.partition(RUN)
     return _ability(what, reason == fact, why, command or install_command("torch"))
 
 
@@ -251,7 +252,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson:
 
 def _with_memory(ability: Ability, lacking: str) -> Ability:
     """The ability to run an engine, which needs device memory too; `lacking` is what `device_memory.no_memory` says."""
-    why, _, command = lacking.partition(" Install one: ")
+    why, _, command = lacking.partition(f" {INSTALL_ONE}")
     return Ability(ability.what, False, why, command.removesuffix(".")) if lacking else ability
 
 

@@ -270,8 +270,8 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
         try:
             with graph_runner(bundle, optimization=level) as runner:
                 difference = deviation(runner, bundle, _ELSEWHERE)
-        except MissingError:
-            return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
+        except MissingError as error:
+            return "none", (f"graph optimizations are turned off, as the graph cannot be tried here: {error}",)
         except BuildError:
             if level == "none":
                 raise
@@ -288,7 +288,8 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
 def deviation(runner: OpenRunner, bundle: Bundle, slack: float = 1.0) -> str:
     """The figure in which the outputs of `runner` on the golden inputs are further from the baseline than the check's.
 
-    Empty where they are not, with errors up to `slack` times as large. A bundle without the figures of a check has no
+    Empty where they are not: with a relative L2 error up to `_ELSEWHERE` times as large in any case, and the others up
+    to `slack` times. A bundle without the figures of a check has no
     distance to be held to, and says that.
     """
     if unknown := unrecorded(bundle):
@@ -332,7 +333,8 @@ def _beyond(baseline: Array, got: Array, limit: Distance, slack: float = 1.0) ->
     """Which figure is beyond the check's; empty when none is. NaN and infinity always are.
 
     Args:
-        slack: how many times as large as the check's an error may be; 1 - cosine grows with its square.
+        slack: how many times as large as the check's the maximum difference may be, and 1 - cosine, which grows with
+            the square of an error, its square; the relative L2 error may be `_ELSEWHERE` times as large in any case.
     """
     got = np.asarray(got, np.float32)
     if got.shape != baseline.shape or not np.isfinite(got).all():

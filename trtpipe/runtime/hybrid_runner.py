@@ -16,7 +16,7 @@ from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import PYTHON_OPERATORS, EngineStep, OperatorStep
-from trtpipe.bundle.manifest import HYBRID
+from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.model.computing import old_driver
 from trtpipe.packages import pip_install
@@ -189,7 +189,7 @@ class HybridRunner:
             return float(argument)
         constant = getattr(self._torch, argument, None)
         if not isinstance(constant, getattr(self._torch, key)):
-            raise InputError(f"{HYBRID}: {key} must be one of PyTorch's (got {argument!r}). Build the bundle again.")
+            raise InputError(f"{HYBRID}: {key} must be one of PyTorch's (got {argument!r}). {AGAIN}")
         return constant
 
     def _constant(self, name: str) -> torch.Tensor:

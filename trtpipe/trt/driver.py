@@ -35,6 +35,8 @@ _FUNCTIONS = (
 
 #: The environment variable by which CUDA is told what GPUs a process may see.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: What `memory_command` comes after, where nothing that is installed gives device memory.
+INSTALL_ONE = "Install one: "
 
 
 #: Seconds that the driver has to answer; one that starts a GPU of a large machine takes some.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from trtpipe.packages import JETPACKS, absence, distributions, install_command, pip_install, versions
+from trtpipe.packages import JETPACKS, RUN, absence, distributions, install_command, pip_install, versions
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
@@ -59,7 +59,7 @@ def not_here(target: str) -> str:
     here = (gpu.cuda, gpu.devices[0].compute_capability) if gpu.devices else ("", "")
     command = tensorrt_command(target, *here, jetson=driver.is_jetson())
     none = "PyPI has none for this GPU and its driver: choose another build.target."
-    return f"{absence(target)}. {f'Run: {command}' if command else none}"
+    return f"{absence(target)}.{RUN}{command}" if command else f"{absence(target)}. {none}"
 
 
 def distribution(target: str, cuda_major: int) -> str:

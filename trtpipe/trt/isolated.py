@@ -40,6 +40,7 @@ from trtpipe.progress import Progress, Silent
 from trtpipe.trt import flavour
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.facts import engine_of, facts_of
+from trtpipe.trt.monitor import PERCENT
 from trtpipe.values import DimRange, Engine, OnnxModel, TensorSpec
 
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
@@ -188,7 +189,7 @@ class Isolated:
         data = self._results.read(about["size"])
         if len(data) != about["size"]:
             raise _died(self._child)
-        progress.step(100, 100, "%")
+        progress.step(100, 100, PERCENT)
         return engine_of(about["engine"], data, inputs=model.inputs, outputs=model.outputs, graph=model)
 
     def _reported(self, timeout_s: float, progress: Progress) -> bool:
@@ -203,7 +204,7 @@ class Isolated:
             raise _died(self._child)
         kind, content = json.loads(line)
         if kind == "step":
-            progress.step(content, 100, "%")
+            progress.step(content, 100, PERCENT)
         elif kind == "note":
             progress.note(content)
         elif kind == "error":

@@ -21,7 +21,7 @@ import numpy as np
 from calib.types import Array
 from trtpipe.errors import MissingError, first_line
 from trtpipe.packages import version
-from trtpipe.trt.driver import memory_command, probe
+from trtpipe.trt.driver import INSTALL_ONE, memory_command, probe
 from trtpipe.trt.owned import Owned, Owner
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def open_memory(
     if refused and installed and installed.partition(".")[0] == cuda.partition(".")[0]:
         step = "cuda-python is of the driver's own CUDA: see what `nvidia-smi` says, or install a newer driver."
     else:
-        step = f"Install one: {memory_command(cuda)}."
+        step = f"{INSTALL_ONE}{memory_command(cuda)}."
     raise MissingError(
         f"device memory: none of torch with CUDA, cuda-python and pycuda works ({'; '.join(reasons)}). {step}"
     )

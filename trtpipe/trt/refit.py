@@ -27,6 +27,8 @@ _FLOATING = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 _QUANTIZED = {3: "int8", 17: "float8e4m3fn", 22: "int4", 23: "float4e2m1"}
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
+#: How a note on weights that no refit can change begins.
+FIXED = "build.refit: "
 
 
 def weight_names(onnx: bytes) -> tuple[str, ...]:
@@ -124,7 +126,7 @@ def mark_weights(network: INetworkDefinition, onnx: bytes) -> tuple[str, ...]:
         )
     if not left:
         return ()
-    return (f"build.refit: {len(left)} of {len(names)} weights cannot be changed: {some_of(left, 3)}",)
+    return (f"{FIXED}{len(left)} of {len(names)} weights cannot be changed: {some_of(left, 3)}",)
 
 
 def give_weights(

@@ -24,6 +24,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.cli.results import results
 from trtpipe.errors import SUCCESS, ExitCode, MissingError
+from trtpipe.evaluation.bench import FEWEST
 from trtpipe.job.importable import on_path
 from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     default=bench_line.SECONDS,
     show_default=True,
     type=Seconds(),
-    help="Stop timing after this long, but not before 10 rounds.",
+    help=f"Stop timing after this long, but not before {FEWEST} rounds.",
 )
 @click.option(
     "--samples",

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from trtpipe.values import CheckReport
 
     #: Takes a reporter, and `sign` by that name.
-    Task = Callable[..., Built]
+    Building = Callable[..., Built]
 
 
 @click.command("build", short_help="Build jobs, check each engine, write bundles.")
@@ -162,7 +162,7 @@ def load_jobs(
     return loaded
 
 
-def work(path: Path, job: Job | None, task: Task, sign: Sign | None, replay: Bundle | None = None) -> Work:
+def work(path: Path, job: Job | None, task: Building, sign: Sign | None, replay: Bundle | None = None) -> Work:
     """A task that ends with a bundle, signed by `sign` unless the check failed.
 
     The engine is held against that of `replay`.
@@ -170,7 +170,7 @@ def work(path: Path, job: Job | None, task: Task, sign: Sign | None, replay: Bun
     return Work(path, partial(_result, path, task, sign, replay), job)
 
 
-def _result(path: Path, task: Task, sign: Sign | None, replay: Bundle | None, reporter: Reporter) -> Result:
+def _result(path: Path, task: Building, sign: Sign | None, replay: Bundle | None, reporter: Reporter) -> Result:
     built = task(reporter, sign=sign)
     signed = built.bundle.signature is not None
     lines = verdict(built.bundle.path.name, built.bundle.path, built.report)

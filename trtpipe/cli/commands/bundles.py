@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from trtpipe.bundle.format import Sign
-from trtpipe.bundle.signing import signer
+from trtpipe.bundle.signing import DEVICE_KEYS, KEY_VARIABLE, signer
 from trtpipe.cli.commands.options import InputPath
 from trtpipe.values import CheckReport, Metric
 
@@ -27,7 +27,7 @@ def key_option(function: F) -> F:
         "--key",
         type=InputPath(piped=True, dir_okay=False),
         help="Refuse the bundle unless one of the public keys in this file signed it. "
-        "[default: $TRTPIPE_PUBLIC_KEY, /etc/trtpipe/trusted.pub]",
+        f"[default: ${KEY_VARIABLE}, {DEVICE_KEYS}]",
     )(function)
 
 

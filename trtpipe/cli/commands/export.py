@@ -26,8 +26,8 @@ from trtpipe.runtime.onnxruntime import Optimization
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
-    require_apart(directory / bundle.name, bundle)
     opened, _ = admit(bundle, trusted_key(key))
+    require_apart(directory / opened.manifest.name, bundle)
     if failed := failure(opened.manifest):
         console.err(f"warning: {bundle}: {failed}")
     level: Optimization = "all"

@@ -8,7 +8,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import InputPath, OutputFolder, json_option
-from trtpipe.cli.starter import starter
+from trtpipe.cli.starter import DATA, JOB, starter
 from trtpipe.errors import shell
 
 
@@ -22,13 +22,13 @@ def command(folder: Path, source: str | None, images: Path | None, as_json: bool
     with yours."""
     written = starter(folder, source, images)
     if as_json:
-        console.out_json({"job": folder / "job.yaml", "written": written})
+        console.out_json({"job": folder / JOB, "written": written})
         return
     pictures = sum(path.suffix == ".png" for path in written)
     for path in written:
         if path.suffix != ".png":
             console.out(f"wrote {console.relative(path)}")
     if pictures:
-        console.out(f"wrote {pictures} made-up images in {console.relative(folder / 'data')}; put your own there")
-    job = console.relative(folder / "job.yaml")
+        console.out(f"wrote {pictures} made-up images in {console.relative(folder / DATA)}; put your own there")
+    job = console.relative(folder / JOB)
     console.out(f"next: {shell('trtpipe', 'validate', job)} && {shell('trtpipe', 'build', job)}")

@@ -120,8 +120,7 @@ def _cache(path: Path) -> JsonObject:
         cache = read_cache(data, str(path))
     except CalibError as error:
         raise InputError(str(error)) from None
-    header = data.partition(b"\n")[0].decode().strip()
-    return {"kind": "calibration cache", "path": str(path), "header": header, "amax": cache.amax}
+    return {"kind": "calibration cache", "path": str(path), "header": cache.header, "amax": cache.amax}
 
 
 def _onnx(path: Path) -> JsonObject:

@@ -10,7 +10,7 @@ from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import NewPath
 from trtpipe.errors import shell
-from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, WITHOUT_PAGES, make_credentials
+from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, ROLES, WITHOUT_PAGES, make_credentials
 
 
 @click.command("keygen", short_help="Make a key to sign bundles, or certificates for a fleet.")
@@ -24,12 +24,19 @@ def command(path: Path, fleet: bool) -> None:
     if fleet:
         until = make_credentials(path)
         console.err(f"certificates until {until:%Y-%m-%d}; copy each folder to its machines, and keep them secret:")
-        at = path / "scheduler"
-        files = ("--tls-ca-file", at / AUTHORITY, "--tls-cert", at / CERTIFICATE, "--tls-key", at / KEY)
+        scheduler, worker, own = (path / role for role in ROLES)
+        files = (
+            "--tls-ca-file",
+            scheduler / AUTHORITY,
+            "--tls-cert",
+            scheduler / CERTIFICATE,
+            "--tls-key",
+            scheduler / KEY,
+        )
         address = "tls://SCHEDULER:8786"
         console.err(f"scheduler: {shell('dask', 'scheduler', '--protocol', 'tls', *files, *WITHOUT_PAGES)}")
-        console.err(f"each worker: {shell('trtpipe', 'worker', address, '--tls', path / 'worker')}")
-        planner = shell("trtpipe", "nightly", "JOB...", "--scheduler", address, "--tls", path / "planner")
+        console.err(f"each worker: {shell('trtpipe', 'worker', address, '--tls', worker)}")
+        planner = shell("trtpipe", "nightly", "JOB...", "--scheduler", address, "--tls", own)
         console.err(f"planner: {planner}")
         return
     public = generate_key(path)

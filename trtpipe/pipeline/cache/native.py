@@ -161,7 +161,7 @@ def _recorded(function: Callable[..., object], paths: _Paths, opened: Opened) ->
 def _recorded_type(wrapped: type, paths: _Paths, opened: Opened) -> type:
     """A type that makes instances of `wrapped`, of which they are instances too, and says so."""
 
-    class Recorded(type):
+    class OpenedType(type):
         _trtpipe_records = True
 
         def __call__(cls, *args: object, **kwargs: object) -> object:
@@ -178,4 +178,4 @@ def _recorded_type(wrapped: type, paths: _Paths, opened: Opened) -> type:
         def __getattr__(cls, name: str) -> object:
             return getattr(wrapped, name)
 
-    return Recorded(wrapped.__name__, (), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__})
+    return OpenedType(wrapped.__name__, (), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__})

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import calib
+from calib.user_code import in_packages
 
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _METADATA = re.compile(r".*?\.dist-info(?=/|$)")
 
 
@@ -42,10 +42,10 @@ def is_own(source: str) -> bool:
 
 
 def is_packages(path: str) -> bool:
-    """Whether a path is in a folder of installed packages, by the names that Python gives these, or is the metadata of
+    """Whether a path is in a folder of installed packages, or is the metadata of
     one that was installed elsewhere (`pip install --target`): any code that asks for entry points reads all of them.
     What was installed has a RECORD there; a folder of that name without one is the user's own."""
-    if any(folder in path for folder in _PACKAGES):
+    if in_packages(path):
         return True
     metadata = _METADATA.match(path)
     return metadata is not None and os.path.isfile(os.path.join(metadata[0], "RECORD"))

@@ -205,7 +205,7 @@ def _halved(bound: Any) -> torch.nn.Module:
     """The network without the casts of its wrapper: FP16 in, FP16 out."""
     import torch
 
-    class Half(torch.nn.Module):
+    class Halved(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.network = bound.network.half()
@@ -216,7 +216,7 @@ def _halved(bound: Any) -> torch.nn.Module:
                 return tuple(result[name] for name in bound.output_names)
             return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
-    return Half().eval()
+    return Halved().eval()
 
 
 def made_from(loaded: LoadedModel) -> dict[str, str]:
