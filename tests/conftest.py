@@ -15,6 +15,8 @@ import sys
 
 import pytest
 
+from trtpipe.pipeline.collector import SELDOM
+
 #: Why a test may be skipped under TRTPIPE_NO_SKIPS=1, as CI runs, beside the marked ones of a GPU and of torch2trt.
 MAY_LACK = re.compile(r"\ba GPU is here$|no bindings for this Python")
 _SKIPPED: list[str] = []
@@ -73,11 +75,12 @@ def collected() -> None:
     """What lives when a module's tests begin is not searched for garbage again, and new objects seldom.
 
     It is millions of objects that stay (torch's and sympy's, caches of graphs): to search them took a third of the
-    tests' time.
+    tests' time, and to count them in each command and build more. So `pipeline.collector` is to find a collector that
+    is seldom enough.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(2 * SELDOM[0], 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="session")

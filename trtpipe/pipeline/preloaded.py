@@ -5,8 +5,6 @@ Nothing else imports this module. Where an import fails the process ends: a seco
 otherwise, and what a job is told must be the first one's error. Its own process is then spawned.
 """
 
-import gc
-
 try:
     import numba
     import onnx
@@ -20,7 +18,3 @@ except ModuleNotFoundError:  # so it is the second time
     pass
 except BaseException:  # noqa: BLE001  # whatever it raises, SystemExit too
     raise SystemExit(1) from None
-
-# What Python's documentation of gc.freeze advises before a process forks: no child searches it, nor copies its pages.
-gc.collect()
-gc.freeze()
