@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.batching import Batching, by_profile
+from trtpipe.batching import Batching, by_profile, require_one_size
 from trtpipe.errors import InputError
 from trtpipe.values import DimRange, TensorSpec
 
@@ -65,3 +65,13 @@ def test_every_sample_is_run_once_in_a_batch_that_a_profile_takes(
         seen += piece["x"][:used, 0].tolist()
         assert len(piece["y"]) == rows
     assert seen == list(range(count))
+
+
+def test_check_samples_of_two_sizes_are_refused() -> None:
+    require_one_size(samples(2, 5), samples(3, 5), "sample c")
+    with pytest.raises(InputError) as caught:
+        require_one_size(samples(2, 5), samples(1, 6), "sample c")
+    assert str(caught.value) == (
+        "check: samples must be of one size (got [5] for input 'x' at first and [6] at sample c). Resize or crop them; "
+        "other sizes that inputs declare are checked beside."
+    )

@@ -157,6 +157,26 @@ class Batching:
         return {s.name: outputs[s.name][: self.row_count(s, samples)] for s in self.outputs if s.name in outputs}
 
 
+def require_one_size(first: Mapping[str, Array], later: Mapping[str, Array], where: str) -> None:
+    """Refuse check samples of another size than the first: golden data, timing and the report hold all in one array.
+
+    Args:
+        first: the first batch, each input [N, ...].
+        later: another one.
+        where: names its samples.
+
+    Raises:
+        InputError: an input's samples have another shape there.
+    """
+    for name, array in later.items():
+        if array.shape[1:] != first[name].shape[1:]:
+            raise InputError(
+                f"check: samples must be of one size (got {list(first[name].shape[1:])} for input {name!r} at first "
+                f"and {list(array.shape[1:])} at {where}). Resize or crop them; other sizes that inputs declare are "
+                "checked beside."
+            )
+
+
 def joined(parts: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """The rows of all batches, [S, ...] of each output, in order.
 

@@ -19,6 +19,7 @@ from trtpipe.values import GOLDEN, MANIFEST
 MOST_NAME = 128
 #: Of jobs, and of files in a bundle or in an entry of the cache: no such name leads out of its folder, none is hidden.
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+PLAIN_NAME_RULE = "begin with a letter or digit and hold only letters, digits, '.', '_' and '-'"
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
 #: What a probe writes: a disk that has not even this left is full.

@@ -180,6 +180,17 @@ def test_figures_against_hand_worked_numbers_and_torch():
     assert figures["loss"] == pytest.approx(float(expected))
 
 
+def test_labels_are_of_an_output_of_more_classes_than_they_number():
+    """As in a check; the first output of scores may be of another head."""
+    two, ten = SCORES[:, :2], np.eye(10, dtype=np.float32)[[9, 1, 2, 3]]
+    labels = np.array([9, 1, 2, -1])
+    figures = compare({"head": two, "classes": ten}, {"head": two[::-1], "classes": ten}, labels)
+    assert (figures["agreement"], figures["accuracy"]) == (1.0, 1.0)
+    alone = compare({"head": two}, {"head": two}, labels)
+    assert alone["agreement"] == 1.0
+    assert not alone.keys() & {"accuracy", "loss"}
+
+
 def test_half_outputs_are_widened_before_the_softmax():
     scores = np.array([[60000.0, 59000.0, -60000.0]], np.float16)
     assert cross_entropy(scores, np.array([1])) == pytest.approx(float(scores[0, 0]) - float(scores[0, 1]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from trtpipe.evaluation.gpu_modes import _channels_last, gpu_modes
-from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, ready, tf32_allowed
+from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, not_in_half, ready, tf32_allowed
 from trtpipe.model.bindings import bind
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
@@ -27,6 +29,13 @@ def test_without_a_gpu_each_says_that_it_needs_one(setup):
         ("eager TF32", "eager FP16, channels last", "eager FP16, CUDA graph", "torch.compile FP16",
          "torch.compile FP16, CUDA graphs"), ("cuda", "it needs a GPU that PyTorch can use"),
     )  # fmt: skip
+
+
+def test_an_onnx_file_is_not_said_to_run_in_half_here_either(setup):
+    of_file = replace(setup, device="cuda", loaded=replace(setup.loaded, kind="onnx"))
+    cannot = {m.name: m.cannot for m in gpu_modes(of_file)}
+    assert cannot.pop("eager TF32") == ""
+    assert set(cannot.values()) == {not_in_half(of_file)} != {""}
 
 
 def test_channels_last_stores_weights_so_and_answers_the_same(setup):

@@ -27,7 +27,7 @@ from trtpipe.evaluation.intervals import (
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
-from trtpipe.job.job import BOXED
+from trtpipe.job.job import BOXED, COCO_OUTPUTS
 from trtpipe.job.limits import Limits, MetricLimits, OwnMetric
 from trtpipe.model.labels import Boxes, Labels
 from trtpipe.quantization.search import shortfall
@@ -435,7 +435,8 @@ def test_masks_of_one_class_beside_what_is_ignored(values: tuple[int, ...], args
 
 def test_the_outputs_that_a_job_has_for_boxes_are_those_of_the_metric() -> None:
     parameters = inspect.signature(coco_map).parameters
-    assert {name: parameters[name].default for name in BOXED} == BOXED
+    assert {name: parameters[name].default for name in COCO_OUTPUTS} == COCO_OUTPUTS
+    assert {name: COCO_OUTPUTS[name] for name in ("scores", "classes")} == BOXED
 
 
 def test_scores_of_boxes_are_no_class_scores() -> None:

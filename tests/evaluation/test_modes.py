@@ -87,6 +87,28 @@ def test_the_half_wrapper_answers_float32_and_leaves_the_network_alone(setup):
     assert setup.loaded.module.network.conv.weight.dtype == torch.float32
 
 
+class OfBytes(nn.Module):
+    """Answers with a tuple, and sees what its binding has normalised."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x.mean((2, 3)),)
+
+
+def test_a_scripted_network_that_gives_a_tuple_has_its_bindings_too():
+    x = TensorSpec("x", "uint8", ("N", 3, 8, 8), N)
+    y = TensorSpec("y", "float32", ("N", 3), N)
+    bound = bind(OfBytes().eval(), (x,), {"x": ((0.5,), (0.25,))}, ("y",))
+    images = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 8), np.uint8)
+    own = ModeSetup(LoadedModel(bound, (x,), (y,), "0" * 64, "test"), {"x": images}, "cpu", lambda: iter(()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(OfBytes().eval())
+    mode = next(m for m in torch_modes(own, scripted, whole=False) if m.name == "TorchScript FP32")
+    with torch.inference_mode():
+        (wanted,) = bound(torch.from_numpy(images))
+    np.testing.assert_allclose(mode.prepare().infer({"x": images})["y"], wanted.numpy())
+
+
 def test_without_a_compiler_the_row_says_so(setup, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     cannot = {m.name: m.cannot for m in torch_modes(setup, None)}

@@ -10,7 +10,7 @@ from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, JobFile, read_job
+from trtpipe.job.load import JobErrors, JobFile, read_job, read_jobs
 from trtpipe.job.sections import Build
 
 
@@ -91,6 +91,14 @@ def test_compute_capabilities_are_taken_as_written(folder, capsys):
     path = write(folder, ("[8.6, 12.0]", "[12.10]"))
     with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
         read_job(path)
+
+
+def test_capabilities_of_set_are_taken_as_written_too(folder):
+    path = write(folder)
+    with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
+        read_job(path, ["build.compute_capability=[12.10]"])
+    job = read_job(path, ["build.compute_capability=[12.10]", "build.compute_capability=[8.6, 12.0]"])
+    assert job.build.compute_capability == ("8.6", "12.0")
 
 
 def test_builder_options_are_read_as_strictly_as_the_rest(folder):
@@ -277,7 +285,7 @@ def test_no_problem_names_a_type_of_the_code_as_a_key(folder, value):
     assert len(known) > 60
     for key in sorted(known):
         try:
-            read_job(path, [f"{key}={value}"], paths_exist=False)
+            read_jobs(path, [f"{key}={value}"], paths_exist=False)
         except JobErrors as error:
             for problem in error.problems:
                 rest = problem.path.removeprefix(key)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtpipe.job.load import read_job
+from trtpipe.job.load import read_jobs
 
 JOB = """
 name: a
@@ -52,7 +52,7 @@ def test_what_the_calibration_section_gives_in_vain(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(precision=precision, calibration=calibration, target=target, check=check))
-    assert read_job(path, paths_exist=False).unused() == notes
+    assert read_jobs(path, paths_exist=False)[0].unused() == notes
 
 
 @pytest.mark.parametrize("precision", ["weights: int4", "fp16_mode: true"])
@@ -65,7 +65,7 @@ def test_a_table_that_nothing_reads_is_said_to_be_so_by_every_format_that_would_
     )  # fmt: skip
     path = tmp_path / "job.yaml"
     path.write_text(text.replace("{images: photos, transform: {resize: 8}}", "{table: t.json}", 1))
-    assert read_job(path, paths_exist=False).unused() == (
+    assert read_jobs(path, paths_exist=False)[0].unused() == (
         "calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode",
     )
 
@@ -85,6 +85,6 @@ def test_what_of_a_tables_corrections_is_used(precision: str, held: str, tmp_pat
     )
     path = tmp_path / "job.yaml"
     path.write_text(text.replace("images: photos, transform: {resize: 8}", "table: t.json, corrections: [bias]"))
-    assert read_job(path, paths_exist=False).unused() == (
+    assert read_jobs(path, paths_exist=False)[0].unused() == (
         f"calibration.corrections: {held} are used where calibration.table holds them, and none is made",
     )

@@ -24,7 +24,7 @@ from trtpipe.errors import TrtpipeError
 from trtpipe.evaluation.bench import Bench
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, read_job
+from trtpipe.job.load import JobErrors, read_job, read_jobs
 from trtpipe.job.section import Section
 from trtpipe.job.sections import Build
 from trtpipe.nightly.options import Options, Unwatched
@@ -222,7 +222,7 @@ def refused(folder: Path, precision: str, key: str) -> tuple[str, ...]:
 def noted(folder: Path, precision: str, key: str) -> tuple[str, ...]:
     """The notes on a job of this kind with another value of `key`; a note on a section names each of its keys."""
     try:
-        notes = read_job(write(folder, PRECISIONS[precision], CHANGES[key]), paths_exist=False).unused()
+        notes = read_jobs(write(folder, PRECISIONS[precision], CHANGES[key]), paths_exist=False)[0].unused()
     except JobErrors:
         return ()
     return tuple(

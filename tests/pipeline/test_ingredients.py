@@ -7,7 +7,7 @@ import nights
 import pytest
 
 from trtpipe.job.load import read_job
-from trtpipe.job.sections import Correction
+from trtpipe.job.sections import Correction, OwnMetric
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
@@ -154,6 +154,18 @@ def test_the_packages_of_a_module_are_sources_too(folder):
     (folder / "own/__init__.py").write_text("#")
     after, _ = look(folder)
     assert after.changes(before.parts) == ("source of own changed",)
+
+
+def test_which_outputs_are_of_boxes_counts_for_all_that_their_bindings_say(folder):
+    """`classes` of a binding: what ranks none in one night would rank none in the next."""
+    boxes = OwnMetric(function="coco_map", args={"classes": "y", "scores": "z"})
+    job = read_job(nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors"))
+    found = Survey(Digests(), MACHINE).ingredients(job)
+    judged = job.model_copy(update={"check": job.check.model_copy(update={"metrics": {"map": boxes}})})
+    assert judged.boxed == {"y", "z"}
+    assert changed(stage_keys(job, found), stage_keys(judged, found)) == {
+        "model", "baseline", "calibration", "graph", "engine",
+    }  # fmt: skip
 
 
 def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):

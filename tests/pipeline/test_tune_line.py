@@ -172,7 +172,7 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
     assert "(limit 200)" in said
     assert "the search ended at its 2 evaluations" in said
     assert (tmp_path / "hard.trials.md").is_file()
-    assert hard.WORST in read_job(target, paths_exist=True).precision.keep.fp16
+    assert hard.WORST in read_job(target).precision.keep.fp16
 
 
 def test_tune_needs_qdq_and_a_limit(path):

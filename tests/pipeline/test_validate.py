@@ -102,6 +102,13 @@ def test_a_name_that_a_module_makes_as_it_is_executed_is_believed(folder, source
     sys.modules.pop("filled")
 
 
+def test_folders_without_images_are_said_at_once(folder):
+    for part in ("calib", "val"):
+        shutil.rmtree(folder / part)
+        (folder / part).mkdir()
+    assert [m.partition(":")[0] for m in messages(write(folder))] == ["calibration.images", "check.images"]
+
+
 def test_a_folder_without_images(folder):
     shutil.rmtree(folder / "val" / "0")
     (folder / "val" / "notes.txt").write_text("")

@@ -267,7 +267,7 @@ def measure(
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
-            own_labels = labels if scores.get(name, 0) > _last_label(labels) else None
+            own_labels = labels if scores.get(name, 0) > metrics.last_label(labels) else None
             values += _of_output(name, a, b, own_labels, ranks=name in scores)
     if not problems:
         own, wrong = judgement.measure(outputs)
@@ -299,7 +299,7 @@ def unjudgeable(
         why = {limit: lacks for limit in SHARE_LIMITS if getattr(limits, limit) is not None}
     elif labels is None:
         why = without_labels(limits)
-    elif _last_label(labels) < 0 and limits.accuracy_drop_max is not None:
+    elif metrics.last_label(labels) < 0 and limits.accuracy_drop_max is not None:
         why = {"accuracy_drop_max": "cannot be judged: it needs labels that are known (all are -1)"}
     return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}
 
@@ -309,17 +309,12 @@ def _class_scores(reference: Mapping[str, Array], unranked: Collection[str]) -> 
     return {n: int(a.shape[1]) for n, a in reference.items() if n not in unranked and metrics.ranks_classes(a)}
 
 
-def _last_label(labels: Array | None) -> int:
-    """The largest of labels int64 [S]; -1 without any."""
-    return -1 if labels is None else int(labels.max(initial=-1))
-
-
 def _without_the_labels(data: CheckData) -> tuple[str, ...]:
     """A note on each output of scores that has no column for some label: the labels are of another output's classes.
 
     One where no output has scores of classes, and no metric of the job's judges by the labels either.
     """
-    last = _last_label(data.labels)
+    last = metrics.last_label(data.labels)
     if data.labels is not None and last < 0 and not data.judgement.judges:
         return ("no accuracy was measured, as all labels are -1, unknown",)
     scores = _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed})

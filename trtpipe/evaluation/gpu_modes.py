@@ -8,7 +8,17 @@ from typing import Any
 import torch
 
 from trtpipe.evaluation.bench import Mode
-from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, TensorTuple, WithWeights, compiled, ready, tensors
+from trtpipe.evaluation.torch_modes import (
+    Call,
+    InHalf,
+    ModeSetup,
+    TensorTuple,
+    WithWeights,
+    compiled,
+    not_in_half,
+    ready,
+    tensors,
+)
 from trtpipe.model.recorded import record
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
@@ -21,9 +31,11 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
     module, device = setup.loaded.module, setup.device
     half = torch.float16
     cannot = "" if device == "cuda" else _NO_GPU
+    in_half = cannot or not_in_half(setup)
 
     def mode(name: str, make: Callable[[], Call], *notes: str, tf32: bool = False) -> Mode:
-        return Mode(name, "cuda", lambda: ready(setup, make, tf32=tf32, notes=notes), cannot)
+        why = cannot if tf32 else in_half
+        return Mode(name, "cuda", lambda: ready(setup, make, tf32=tf32, notes=notes), why)
 
     return (
         mode("eager TF32", lambda: setup.moved(module), tf32=True),

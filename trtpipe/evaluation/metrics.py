@@ -86,6 +86,11 @@ def sqnr_db(reference: Array, output: Array) -> float:
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
 
 
+def last_label(labels: Array | None) -> int:
+    """The largest of labels int64 [S]; -1 without any. They are about an output of more classes than that."""
+    return -1 if labels is None else int(labels.max(initial=-1))
+
+
 def ranks_classes(x: Array) -> bool:
     """Whether the output is one score a class: [S, C] with C >= 2."""
     return x.ndim == 2 and x.shape[1] >= 2 and np.issubdtype(x.dtype, np.floating)

@@ -77,8 +77,9 @@ class ModeSetup:
         return copy.deepcopy(module).to(self.device).eval()
 
 
-def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode, ...]:
-    """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None.
+def torch_modes(setup: ModeSetup, script: torch.nn.Module | None, *, whole: bool = True) -> tuple[Mode, ...]:
+    """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None; `whole`,
+    whether it holds the bindings (`baseline.HOLDING_BINDINGS`).
 
     On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
     PyTorch allows in convolutions by itself, is off (`gpu_modes` has it as a mode of its own).
@@ -92,7 +93,7 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
     def autocast(dtype: torch.dtype) -> Within:
         return lambda: torch.autocast(device, dtype=dtype)
 
-    in_half = "" if setup.loaded.kind != "onnx" else _OF_FILE
+    in_half = not_in_half(setup)
     compiler = "" if device == "cuda" or shutil.which("g++") or shutil.which("clang++") else _NO_COMPILER
     cpu_only = "" if device == "cpu" else "PyTorch's INT8 kernels are for CPUs"
     if not needs_torchao(torch.__version__):
@@ -103,7 +104,7 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
         mode("eager BF16", lambda: setup.moved(InHalf(module, bfloat)), in_half),
         mode("autocast FP16", lambda: setup.moved(module), within=autocast(half)),
         mode("autocast BF16", lambda: setup.moved(module), within=autocast(bfloat)),
-        mode("TorchScript FP32", lambda: _as_script(script, setup), _NO_SCRIPT if script is None else ""),
+        mode("TorchScript FP32", lambda: _as_script(script, setup, whole), _NO_SCRIPT if script is None else ""),
         mode("TorchScript FP16", lambda: _traced(setup.moved(InHalf(module, half)), setup), in_half),
         mode("TorchScript BF16", lambda: _traced(setup.moved(InHalf(module, bfloat)), setup), in_half),
         mode("torch.compile FP32", lambda: compiled(setup.moved(module)), compiler),
@@ -115,6 +116,11 @@ def torch_modes(setup: ModeSetup, script: torch.nn.Module | None) -> tuple[Mode,
 _NO_SCRIPT = "there is no TorchScript of a .pt2 program or an ONNX file"
 _OF_FILE = "an ONNX file has its casts in FP32; the graph of a job with fp16_mode or bf16_mode is in half"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
+
+
+def not_in_half(setup: ModeSetup) -> str:
+    """Why the model cannot be run in FP16 or BF16; empty where it can."""
+    return _OF_FILE if setup.loaded.kind == "onnx" else ""
 
 
 def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> TensorTuple:
@@ -198,8 +204,8 @@ def _sizes(module: torch.nn.Module) -> dict[int, int]:
     return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
 
 
-def _as_script(script: torch.nn.Module | None, setup: ModeSetup) -> Call:
-    """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
+def _as_script(script: torch.nn.Module | None, setup: ModeSetup, whole: bool) -> Call:
+    """The baseline's module; one that is the network alone gets its bindings back."""
     buffer, jit = io.BytesIO(), _jit()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -208,13 +214,11 @@ def _as_script(script: torch.nn.Module | None, setup: ModeSetup) -> Call:
         fresh = jit.load(buffer, map_location=setup.device).eval()
     bound: Any = setup.loaded.module
 
-    def whole(*inputs: torch.Tensor) -> TensorTuple:
+    def bound_to(*inputs: torch.Tensor) -> TensorTuple:
         outputs: TensorTuple = bound.outputs(fresh(*bound.prepared(inputs)))
         return outputs
 
-    with torch.inference_mode():
-        alone = not isinstance(fresh(*tensors(setup, setup.batch)), tuple)
-    return WithWeights(whole if alone else fresh, fresh)
+    return WithWeights(fresh if whole else bound_to, fresh)
 
 
 def _jit() -> Any:

@@ -28,8 +28,10 @@ from trtpipe.job.sections import (
 from trtpipe.outputs import MOST_NAME, PLAIN_NAME
 from trtpipe.values import DimRange, TensorSpec
 
-#: Arguments of the metric coco_map that name outputs of K candidates a sample, and what they are by default.
-BOXED = {"scores": "scores", "classes": "labels"}
+#: Arguments of the metric coco_map that name outputs, and what they are by default; all but the boxes themselves are of
+#: K candidates a sample.
+COCO_OUTPUTS = {"boxes": "boxes", "scores": "scores", "classes": "labels"}
+BOXED = {argument: name for argument, name in COCO_OUTPUTS.items() if argument != "boxes"}
 
 
 class Job(Section):

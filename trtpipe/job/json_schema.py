@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from calib.types import JsonObject
 from trtpipe.job.job import Job
+from trtpipe.outputs import PLAIN_NAME
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -54,7 +55,8 @@ def job_schema() -> Schema:
     build = definitions["Build"]
     build["properties"] = {k: build["properties"][k] for k in ("route", "target")} | build["properties"]
     properties = schema["properties"]
-    properties["name"]["pattern"] = r"^[A-Za-z0-9{][A-Za-z0-9._{}-]*$"
+    # of a matrix, with its axes: {precision}
+    properties["name"]["pattern"] = PLAIN_NAME.replace("0-9]", "0-9{]", 1).replace("._", "._{}")
     properties["matrix"] = {
         "type": "object",
         "description": "axes of several jobs in one file, one for each combination; docs/nightly.md has the form",

@@ -129,6 +129,7 @@ class JobFile:
         self._parsed = parsed
         self._document = yamlfile.Document(None, {}, {}, {})
         self._text = ""
+        self._texts: dict[yamlfile.KeyPath, str] = {}
         self._set: list[yamlfile.KeyPath] = []
         self._problems: list[Problem] = []
         self._paths: dict[Problem, yamlfile.KeyPath] = {}
@@ -148,9 +149,10 @@ class JobFile:
         data = self._load()
         if data is None:
             return None
+        self._texts = dict(self._document.texts)
         for override in (overrides,) if isinstance(overrides, str) else overrides:
             self._override(data, override)
-        _capabilities_as_written(data, self._document.texts, self._set)
+        _capabilities_as_written(data, self._texts)
         self._absolute(data)
         return self._validate(data)
 
@@ -234,7 +236,7 @@ class JobFile:
             self._problems.append(Problem(None, None, None, key, what))
             return
         try:
-            value = yamlfile.parse(text).data
+            given = yamlfile.parse(text)
         except yamlfile.YamlProblem as p:
             self._problems.append(Problem(None, None, None, key, violation(p.must, p.got, p.hint)))
             return
@@ -248,7 +250,9 @@ class JobFile:
                 self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), text))
                 return
             inner = below
-        inner[path[-1]] = value
+        inner[path[-1]] = given.data
+        self._texts = {at: text for at, text in self._texts.items() if at[: len(path)] != path}
+        self._texts |= {(*path, *at): text for at, text in given.texts.items()}
         self._set.append(path)
         self._text = f"{self._text.rstrip()}\n# --set {override}\n"
 
@@ -310,13 +314,11 @@ def _beside(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def _capabilities_as_written(
-    data: JsonObject, texts: Mapping[yamlfile.KeyPath, str], overridden: list[yamlfile.KeyPath]
-) -> None:
+def _capabilities_as_written(data: JsonObject, texts: Mapping[yamlfile.KeyPath, str]) -> None:
     """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
     path: yamlfile.KeyPath = ("build", "compute_capability")
-    if not isinstance(build, dict) or path in overridden or path[:1] in overridden:
+    if not isinstance(build, dict):
         return
     values = build.get(path[1])
     if isinstance(values, list):

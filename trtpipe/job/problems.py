@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from trtpipe.errors import ExitCode, InputError, MissingError, did_you_mean, either
 from trtpipe.job.yamlfile import KeyPath
+from trtpipe.outputs import PLAIN_NAME_RULE
 
 #: More legal keys than this do not help in one line.
 _MOST_LISTED = 12
@@ -116,7 +117,7 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch" and error["loc"] == ("name",):
-        return violation("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+        return violation(PLAIN_NAME_RULE, shown(value))
     if kind == "string_too_long":
         return violation(f"have at most {context['max_length']} letters", f"{len(value)}")
     if kind == "too_short" and context["min_length"] == 1:

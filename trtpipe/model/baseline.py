@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calib.errors import some_of
 from calib.types import Array
 from calib.user_code import user_code
-from trtpipe.batching import Batching, joined
+from trtpipe.batching import Batching, joined, require_one_size
 from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, reach, sent
 from trtpipe.model.export import example_inputs, export
@@ -36,6 +36,8 @@ _BESIDE: Mapping[BaselineKind, str] = {
     "program": "the same program, run again",
     "onnxruntime": "the network that it was converted to",
 }
+#: The kinds whose module holds the bindings; what is scripted, or a file, is the network alone.
+HOLDING_BINDINGS: tuple[BaselineKind, ...] = ("trace", "program")
 #: ONNX Runtime has other kernels than PyTorch; a larger difference means that a file was not converted truly.
 ONNX_TOLERANCE = 1e-3
 
@@ -98,6 +100,7 @@ def _recorded(
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             first, first_count = (first, first_count) if first else (piece, count)
+            require_one_size(first, piece, _named(batch.ids))
             args = sent([torch.from_numpy(piece[s.name]) for s in loaded.inputs], device)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 try:
@@ -380,8 +383,8 @@ def _of_one_size(loaded: LoadedModel, got: str) -> InputError:
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The outputs; a traced module and a program hold the bindings, what is scripted or a file is the network alone."""
-    if name in ("trace", "program"):
+    """The outputs, whether the module holds the bindings or not."""
+    if name in HOLDING_BINDINGS:
         return tuple(module(*args))
     bound: Any = loaded.module
     return tuple(bound.outputs(module(*bound.prepared(args))))

@@ -24,7 +24,7 @@ from trtpipe.bundle.manifest import (
     Manifest,
     describe_engine,
 )
-from trtpipe.job.job import BOXED
+from trtpipe.job.job import COCO_OUTPUTS
 from trtpipe.job.sections import Transform
 from trtpipe.packages import present
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
@@ -117,7 +117,7 @@ def detections_of(job: Job, labels: Labels) -> Detections | None:
     metric = next((m for m in job.check.metrics.values() if m.function == "coco_map"), None)
     if metric is None:
         return None
-    names = {k: str(metric.args.get(k, name)) for k, name in {"boxes": "boxes", **BOXED}.items()}
+    names = {k: str(metric.args.get(k, name)) for k, name in COCO_OUTPUTS.items()}
     transform = job.check_transform()
     whole = transform is None or transform.callable is not None
     steps = (

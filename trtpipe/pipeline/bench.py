@@ -16,6 +16,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import REFERENCE, WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID_UNTIMED
 from trtpipe.machine import usable_cores
+from trtpipe.model.baseline import HOLDING_BINDINGS
 from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
@@ -97,8 +98,10 @@ def bench_prepared(
     device = _device()
     first = next(iter(data.batches()))
     setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job, prepared), batch))
+    kind = prepared.baseline.kind
+    script = prepared.torchscript if BASELINES[kind] == "TorchScript" else None
     modes = [
-        *torch_modes(setup, prepared.torchscript if BASELINES[prepared.baseline.kind] == "TorchScript" else None),
+        *torch_modes(setup, script, whole=kind in HOLDING_BINDINGS),
         *gpu_modes(setup),
         *_ort_modes(job, prepared, table, first),
     ]

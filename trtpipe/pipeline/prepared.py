@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from calib.errors import CalibCancelled, CalibError
 from calib.process_state import put_back
 from calib.samples import figures, same_figures
 from calib.types import Array
-from trtpipe.batching import Batching
+from trtpipe.batching import Batching, unranked
 from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
@@ -282,8 +282,11 @@ class PreparedJob:
         job = self.job
         _ = self.first_check_batch  # refused where it is another than that of the baseline
 
+        fresh = False
+
         def make() -> Recorded:
-            loaded, size = self._model, job.batch_size(job.check)
+            nonlocal fresh
+            fresh, loaded, size = True, self._model, job.batch_size(job.check)
             with self._stages("baseline") as progress:
                 source, notes = with_labels(job, loaded, self.check_samples)
                 skipped = (f"check: skipped {s}" for s in source.skipped)
@@ -300,12 +303,19 @@ class PreparedJob:
                     progress=progress,
                     device=self.device,
                 )
-                unranked = Batching(loaded.inputs, loaded.outputs, size).unranked
-                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, unranked):
-                    raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
+                self._require_judgeable(baseline, loaded.outputs)
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
-        return self.results.on_disk("baseline", RECORDED, make)
+        recorded = self.results.on_disk("baseline", RECORDED, make)
+        if not fresh:  # it may have been recorded for other limits
+            self._require_judgeable(recorded.baseline, self.outputs)
+        return recorded
+
+    def _require_judgeable(self, baseline: Baseline, outputs: Sequence[TensorSpec]) -> None:
+        """Refuse, by an InputError, limits that cannot be judged: before anything is compiled."""
+        names = [s.name for s in outputs if unranked(s)]
+        if unjudged := unjudgeable(self.job.check.limits, baseline.outputs, baseline.labels, names):
+            raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
 
     def corrected(self, table: CalibrationTable | None) -> PreparedJob:
         """The same with the table's corrections in its graph; this one where there are none."""

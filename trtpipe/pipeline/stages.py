@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import activation_memory, graph_as_checked, graph_notes, open_engine
-from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -134,8 +134,13 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
             ranges=prepared.needed_ranges(precision),
             narrow=narrow_of(job, prepared, table),
         )
-        require_products(job, (x.module for x in quantized.layers if x.op in MATRIX_PRODUCTS and x.precision == "fp32"))
+        _require_compilable(job, quantized.layers)
         return quantized
+
+
+def _require_compilable(job: Job, layers: Iterable[LayerPrecision]) -> None:
+    """As `require_products`; the GPUs that a job names are no part of a graph that was kept."""
+    require_products(job, (x.module for x in layers if x.op in MATRIX_PRODUCTS and x.precision == "fp32"))
 
 
 def _fits_weights(job: Job, prepared: PreparedJob) -> bool:
@@ -169,7 +174,9 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
             del quantized  # its program holds the graph's weights once more
         return replace(lowered, graph=graph)
 
-    return (results or Uncached()).on_disk("graph", LOWERED, make)
+    lowered = (results or Uncached()).on_disk("graph", LOWERED, make)
+    _require_compilable(job, lowered.layers)
+    return lowered
 
 
 def lowered_of(

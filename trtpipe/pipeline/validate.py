@@ -189,21 +189,21 @@ def _external_data(job: Job) -> _Problems:
         yield option, text
 
 
-_NO_IMAGE = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
+def _image_fault(folder: str | None) -> str:
+    none = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
+    try:
+        return none if folder and os.path.isdir(folder) and not has_images(folder) else ""
+    except CalibError as error:
+        return str(error)
 
 
 def _data(job: Job) -> _Problems:
     """What the names and headers of the job's files show of its samples and their labels."""
-    for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None and data.images is not None and Path(data.images).is_dir():
-            try:
-                fault = "" if has_images(data.images) else _NO_IMAGE
-            except CalibError as error:
-                fault = str(error)
-            if fault:
-                yield f"{name}.images", fault
-                return
-    read = [data for data in (job.calibration, job.check) if data is not None]
+    named = {"calibration.images": job.calibration, "check.images": job.check}
+    read = [data for data in named.values() if data is not None]
+    yield from (faults := [(k, why) for k, d in named.items() if d is not None and (why := _image_fault(d.images))])
+    if faults:
+        return
     files = [path for path in (*(data.arrays for data in read), job.check.labels) if path]
     if not all(os.path.isdir(d.images) for d in read if d.images) or not all(map(os.path.exists, files)):
         return  # said of the job itself

@@ -312,6 +312,8 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     own = "job calibration.recalibrate"  # whether the model's own scales are kept
     model = chosen("job model", "job inputs", "job outputs", own, *sources, *code, "system")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in ("python", *CAPTURING)}}
+    if job.boxed:  # which outputs have no class a place, and so what labels are about
+        model["outputs of boxes"] = ", ".join(sorted(job.boxed))
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
     transform = chosen("job calibration.transform") | chosen("calibration source")
