@@ -5,8 +5,10 @@ import json
 import shutil
 
 import nights
+import numpy as np
 import pytest
 
+from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.job.load import read_job
 from trtpipe.pipeline import build as build_module
@@ -124,3 +126,35 @@ def test_an_engine_from_the_cache_is_blamed_and_timed_as_a_new_one(world):
     found = results(world, job, root)
     assert outcome(build(job, world / "again", Silent(), results=found)) == first
     assert "engine" in found.reused
+
+
+@pytest.mark.parametrize(
+    ("given", "changed", "message"),
+    [
+        (
+            ["check.arrays=plain.npz", "check.limits={cosine_min: 0.5}"],
+            "check.limits.accuracy_drop_max=0.1",
+            "check.limits.accuracy_drop_max cannot be judged: it needs labels",
+        ),
+        (
+            ["build={target: tensorrt_rtx, compute_capability: ['8.6']}", "precision={}"],
+            "build.compute_capability=['8.6', '7.5']",
+            "build.compute_capability: TensorRT-RTX compiles no matrix product of FP32 tensors for 7.5",
+        ),
+    ],
+    ids=["limit", "GPU"],
+)
+def test_what_a_new_job_is_refused_for_a_changed_one_is_too(world, tmp_path, given, changed, message):
+    """Whatever is kept of the stage that would have refused it: before anything is compiled."""
+    pytest.importorskip("tensorrt_rtx")
+    arrays = dict(np.load(world / "jobs" / "val.npz"))
+    np.savez(world / "jobs" / "plain.npz", image=arrays["image"])
+    path, root = world / "jobs" / "m.yaml", tmp_path / "cache"
+    given = ["check.sensitivity=false", "check.bench=false", *given]
+    job = read_job(path, given)
+    build(job, tmp_path / "first", Silent(), results=results(world, job, root))
+    job = read_job(path, [*given, changed])
+    for kept in (results(world, job, root), results(world, job, tmp_path / "empty")):
+        with pytest.raises(InputError) as caught:
+            build(job, tmp_path / "again", Silent(), results=kept)
+        assert str(caught.value).startswith(message)
