@@ -193,7 +193,7 @@ def test_a_calibrator_of_its_own_is_noticed(double, small, samples, monkeypatch)
     monkeypatch.setattr(double.package, "torch2trt", ignoring)
     with pytest.raises(BuildError, match=r"^calibration: torch2trt did not calibrate with trtpipe's calibrator"):
         compiled(int8(samples), small)
-    with pytest.raises(BuildError, match=r"did not read the samples through trtpipe's calibrator"):
+    with pytest.raises(BuildError, match=r"torch2trt must read the samples through trtpipe's calibrator"):
         len(route.Unread())
 
 

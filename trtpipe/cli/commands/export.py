@@ -26,6 +26,7 @@ from trtpipe.runtime.onnxruntime import Optimization
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
+    require_apart(directory, bundle)
     opened, _ = admit(bundle, trusted_key(key))
     require_apart(directory / opened.manifest.name, bundle)
     if failed := failure(opened.manifest):
