@@ -66,7 +66,8 @@ class DataSpec:
         arrays: .npy (one input), .npz or .safetensors holding [S, ...] by input name, and int `labels` [S] if known.
         factory: "package.module:callable"; called without arguments it gives a sequence, or an iterable that gives
             the same samples each time, of {input name: array}, of an array (one input), or of (either, int label). Of
-            an iterable the first `samples` are used, in its order; without `samples` it must end within 50,000.
+            an iterable the first `samples` are used, in its order; without `samples` it must end within
+            `factories.MOST_READ`.
         transform: of images.
         samples: how many to draw, stratified by class; all when None.
         seed: which ones are drawn, and their order.
