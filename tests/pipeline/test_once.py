@@ -87,7 +87,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(moments, "block_moments")
     monkeypatch.setattr(correct, "correct", one_correction)
     # PyTorch's own modes take long, and read the calibration samples.
-    monkeypatch.setattr(torch_modes, "torch_modes", lambda setup, script: tuple(setup.calibration())[:0])
+    monkeypatch.setattr(torch_modes, "torch_modes", lambda setup, script, whole: tuple(setup.calibration())[:0])
     return seen
 
 
