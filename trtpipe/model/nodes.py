@@ -45,9 +45,8 @@ def source_line(node: torch.fx.Node) -> str:
     for path, line in reversed(frames):
         if "/torch/" in path or "/trtpipe/model/" in path or path.startswith("<"):  # code that torch generated
             continue
-        folder = next((f for f in PACKAGE_FOLDERS if f in path), "/")
-        inside = path.partition(folder)[2] if folder != "/" else path.rpartition("/")[2]
-        return f"{inside}:{line}"
+        within = next((path.partition(f)[2] for f in PACKAGE_FOLDERS if f in path), path.rpartition("/")[2])
+        return f"{within}:{line}"
     return ""
 
 

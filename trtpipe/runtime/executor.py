@@ -289,8 +289,7 @@ def deviation(runner: OpenRunner, bundle: Bundle, slack: float = 1.0) -> str:
     """The figure in which the outputs of `runner` on the golden inputs are further from the baseline than the check's.
 
     Empty where they are not: with a relative L2 error up to `_ELSEWHERE` times as large in any case, and the others up
-    to `slack` times. A bundle without the figures of a check has no
-    distance to be held to, and says that.
+    to `slack` times. A bundle without the figures of a check has no distance to be held to, and says that.
     """
     if unknown := unrecorded(bundle):
         return unknown

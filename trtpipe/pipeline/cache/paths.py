@@ -42,9 +42,9 @@ def is_own(source: str) -> bool:
 
 
 def is_packages(path: str) -> bool:
-    """Whether a path is in a folder of installed packages, or is the metadata of
-    one that was installed elsewhere (`pip install --target`): any code that asks for entry points reads all of them.
-    What was installed has a RECORD there; a folder of that name without one is the user's own."""
+    """Whether a path is in a folder of installed packages, or is the metadata of one that was installed elsewhere (`pip
+    install --target`): any code that asks for entry points reads all of them. What was installed has a RECORD there; a
+    folder of that name without one is the user's own."""
     if in_packages(path):
         return True
     metadata = _METADATA.match(path)
