@@ -121,7 +121,7 @@ def _of_torchscript(text: str, frames: list[traceback.FrameSummary]) -> tuple[st
     It tells the innermost first, and after those of the model the ones of whoever recorded the program.
     """
     reason = text.splitlines()[-1].removeprefix("RuntimeError: ")
-    told = takewhile(lambda found: not _is_ours(found[0]), _TOLD.findall(text))
+    told = takewhile(lambda found: not is_ours(found[0]), _TOLD.findall(text))
     recorded = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
     return reason, [*frames, *reversed(recorded)]
 
@@ -171,10 +171,11 @@ def hidden_step(module: str) -> str:
 def _frames(raised: BaseException) -> list[traceback.FrameSummary]:
     """Where it was raised, less the frames of trtpipe and of Python's import machinery."""
     frames = traceback.extract_tb(raised.__traceback__)
-    return [f for f in frames if not f.filename.startswith("<frozen") and not _is_ours(f.filename)]
+    return [f for f in frames if not f.filename.startswith("<frozen") and not is_ours(f.filename)]
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
+    """Whether a file of code is one of calib's or trtpipe's, whose examples are users' code."""
     return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
 
 

@@ -472,6 +472,7 @@ REMEMBERED = {
     "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
     "calib.observers._warn_slower": "nothing is returned: one message a process",
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
+    "trtpipe.model.failures._folders": "where the packages are that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
     "trtpipe.runtime.device_memory._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.import_errors._unimportable": "a package that was imported once; where it is looked for is an argument",

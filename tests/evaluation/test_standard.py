@@ -70,6 +70,17 @@ def test_miou_is_torchmetrics(form: str) -> None:
     assert figure("miou", {"y": output}, labels, **args).value == pytest.approx(float(expected), abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint32, np.uint64, np.int64])
+def test_masks_are_as_wide_as_they_are(kind: type) -> None:
+    """The number of a pair of 100 classes is beyond a byte."""
+    labels = RNG.integers(0, 100, (4, 16, 16))
+    scores = np.eye(100, dtype=np.float32)[labels].transpose(0, 3, 1, 2)
+    assert figure("miou", {"y": scores}, labels.astype(kind)).value == 1.0
+    scores[:2] = scores[:2, ::-1]
+    wide = figure("miou", {"y": scores}, labels).value
+    assert figure("miou", {"y": scores}, labels.astype(kind)).value == wide < 1
+
+
 def test_miou_by_hand() -> None:
     """Class 0: 2 of 3 pixels, class 1: 0 of 1; class 2 is nowhere and does not count."""
     scores = np.zeros((1, 3, 1, 3), np.float32)

@@ -56,3 +56,12 @@ def test_what_reads_back_as_another_job_is_not_written(folder: Path, monkeypatch
         write_job(job, target, "second")
     assert target.read_text() == before
     assert sorted(p.name for p in folder.iterdir() if "tuned" in p.name) == ["tuned.yaml"]
+
+
+def test_paths_are_relative_in_lists_too(folder: Path) -> None:
+    (folder / "job.yaml").write_text(GOOD)
+    (folder / "lib").mkdir()
+    plugins = tuple(str(folder / "lib" / name) for name in ("a.so", "b.so"))
+    job = read_job(folder / "job.yaml")
+    changed = job.model_copy(update={"build": job.build.model_copy(update={"plugins": plugins})})
+    assert parse(job_text(changed, folder)).data["build"]["plugins"] == ["lib/a.so", "lib/b.so"]

@@ -181,6 +181,9 @@ BROKEN = [
     ([("images: calib", "images: clib")],
      ["job.yaml:14: calibration.images: must be a folder that exists (got 'clib': nothing there). "
       "It is {dir}/clib, from the folder of the job file."]),
+    ([("images: calib", "images: ~nobody-of-this-name/calib")],
+     ["job.yaml:14: calibration.images: must be a folder that exists (got '~nobody-of-this-name/calib': nothing there). "
+      "It is {dir}/~nobody-of-this-name/calib, from the folder of the job file."]),
     ([("images: val", "images: x.npy")],
      ["job.yaml:20: check.images: must be a folder that exists (got 'x.npy': not a folder). "
       "It is {dir}/x.npy, from the folder of the job file."]),

@@ -95,6 +95,17 @@ def test_tasks_survive_being_plain_data(job):
     assert task_from_plain(task_to_plain(tasks[0])).job.folder == job.folder
 
 
+def test_what_a_job_sets_without_using_it_is_said_of_it_elsewhere_too(job):
+    """Given at its default it is given all the same."""
+    job = read_job(
+        job.folder / "a.yaml",
+        ["calibration={arrays: x.npz, algorithm: auto, corrections: true}", "precision.fp16_mode=true"],
+    )
+    task = BuildTask("a", "a.yaml", "k", "out", "cache", True, job=job)
+    assert "calibration.algorithm" in " ".join(job.unused())
+    assert task_from_plain(json.loads(json.dumps(task_to_plain(task)))).job.unused() == job.unused()
+
+
 def test_an_outcome_survives_being_plain_data():
     outcome = JobOutcome(
         "a", "a.yaml", "built", 1, "", ("weights changed",), "k", "f", "out/a", "e", 5, "onnxruntime", "graph",

@@ -180,6 +180,8 @@ def test_what_fails_its_check_is_not_accepted_and_says_so(exit_code):
     assert found.accepted is (exit_code == 0)
     refused = "--accept is for what passed its check: repair the job, or change its check.limits"
     assert found.notes == (("accepted: it is worse",) if exit_code == 0 else (refused,))
+    again, _ = declared_normal(found, ("it is worse",)) if exit_code == 0 else (found, ())
+    assert again.notes == found.notes  # --resume judges it once more
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])

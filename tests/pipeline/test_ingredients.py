@@ -7,11 +7,14 @@ import nights
 import pytest
 
 from trtpipe.job.load import read_job
-from trtpipe.job.sections import Correction, OwnMetric
+from trtpipe.job.sections import Build, Correction, OwnMetric
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
 from trtpipe.pipeline.cache.sources import environment_variables
+from trtpipe.pipeline.prepared import Stages
+from trtpipe.pipeline.stages import calibrate, lower, prepare
+from trtpipe.progress import Silent
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -166,6 +169,44 @@ def test_which_outputs_are_of_boxes_counts_for_all_that_their_bindings_say(folde
     assert changed(stage_keys(job, found), stage_keys(judged, found)) == {
         "model", "baseline", "calibration", "graph", "engine",
     }  # fmt: skip
+
+
+#: Options that a graph is made with and its key does not name, and why.
+BY_OTHER_PARTS = {
+    "plugins": "the libraries themselves are in it",
+    "compute_capability": "of a graph that was kept, what they compile is asked again",
+}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n",
+        "precision: {int8_mode: true, fp16_mode: true}\nbuild: {target: tensorrt_rtx}\n",
+        "precision: {int8_mode: true}\nbuild: {target: tensorrt, quantization: implicit}\n",
+        "precision: {fp16_mode: true}\nbuild: {target: tensorrt_rtx}\n",
+    ],
+)
+def test_a_graph_has_every_option_of_the_build_that_it_is_made_with_in_its_key(folder, extra, monkeypatch):
+    job = read_job(nights.write_job(folder, "m", extra))
+    stages = Stages(Silent())
+    prepared = prepare(job, stages)
+    table = calibrate(job, prepared, stages)
+    read = set()
+
+    def recorded(options, name):
+        read.add(name)
+        return object.__getattribute__(options, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Build, "__getattribute__", recorded, raising=False)
+        lower(job, prepared, lambda: table, stages)
+    parts = Survey(Digests(), MACHINE).ingredients(job).parts
+    named = {name for name in Build.model_fields if name in read} - BY_OTHER_PARTS.keys()
+    assert "target" in named
+    for name in named:
+        other = Ingredients({**parts, f"job build.{name}": "another"})
+        assert "graph" in changed(stage_keys(job, Ingredients(parts)), stage_keys(job, other)), name
 
 
 def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):

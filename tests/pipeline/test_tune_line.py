@@ -162,6 +162,26 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     assert compiled == ["tensorrt_rtx"]
 
 
+def test_latencies_of_another_engine_are_not_taken_up(path, monkeypatch):
+    """Where a GPU gives them, which is a double here."""
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.pipeline.tune import _Bench
+    from trtpipe.trt import driver
+
+    def key(*options):
+        job = read_job(path, ["build.target=tensorrt_rtx", *options])
+        return _Bench(job, prepared, table, stages).key()
+
+    stages = Stages(Silent())
+    prepared = prepare(read_job(path), stages)
+    table = calibrate(read_job(path), prepared, stages)
+    assert key() == key("build.optimization_level=5") == key("build.log_level=info")
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=(SimpleNamespace(name="a GPU"),), problem=""))
+    assert key() == key("build.log_level=info")
+    assert key() != key("build.optimization_level=5")
+    assert "tensorrt-rtx" in key()["builder"]
+
+
 def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder, path, tmp_path, capsys):
     target = tmp_path / "closest.yaml"
     options = ["-q", "--evaluations", "2", "--set", "check.limits={sqnr_db_min: 200}"]

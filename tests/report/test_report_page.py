@@ -19,9 +19,11 @@ from trtpipe.report.metric_rows import allowance, metric_row
 from trtpipe.report.page import (
     cards,
     headline,
+    module_rows,
     packages,
     precision_shares,
     render,
+    worst_modules,
 )
 from trtpipe.values import Control, LayerPrecision, Metric, WeightBytes
 
@@ -240,6 +242,17 @@ def test_a_failed_check_lists_the_worst_modules_with_links_to_their_rows(tmp_pat
     without = render(dataclasses.replace(content, manifest=manifest, sensitivity={}))
     assert line in without
     assert "<ol" not in without
+
+
+def test_the_module_that_ruins_an_output_is_the_worst(tmp_path: Path) -> None:
+    """Quantized alone it makes the output NaN: minus infinity, and not the infinity of what makes no difference."""
+    layers = samples.content(tmp_path).manifest.layers
+    names = list(dict.fromkeys(layer.module for layer in layers if layer.precision == "int8"))[:2]
+    rows = module_rows(layers, None, {}, dict(zip(names, (-math.inf, math.inf), strict=True)))
+    shown = {row.module: row.sensitivity for row in rows if row.module in names}
+    assert list(shown.values()) == ["−∞", "∞"]
+    assert [row.module for row in worst_modules(rows)] == names[:1]
+    assert all(math.isfinite(row.sensitivity_sort) for row in rows)
 
 
 def test_how_close_to_the_limit_is_said_in_words() -> None:

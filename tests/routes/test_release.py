@@ -153,15 +153,38 @@ def test_weights_are_quantized_in_the_graph_to_the_int8_that_later_releases_get(
     new = onnx.load_from_string(to_onnx(middle("relu")).data).graph
     before = {i.name: numpy_helper.to_array(i) for i in new.initializer}
     after = {i.name: numpy_helper.to_array(i) for i in old.initializer}
-    kept = [n.input[0] for n in new.node if n.op_type == "DequantizeLinear" and n.input[0] in before]
+    kept = {n.output[0]: n.input[0] for n in new.node if n.op_type == "DequantizeLinear" and n.input[0] in before}
     assert len(kept) == 3
     assert not any(a.dtype == np.int8 and a.any() for a in after.values())
-    for name in kept:
-        (q,) = (n for n in old.node if n.op_type == "QuantizeLinear" and n.input[0] == f"{name}_float32")
+    for dequantized, name in kept.items():
+        (q,) = (n for n in old.node if n.op_type == "QuantizeLinear" and n.input[0] == f"{dequantized}_float32")
         steps = after[q.input[1]]
         axis = next((a.i for a in q.attribute if a.name == "axis"), 0)
         along = [-1 if k == axis and steps.size > 1 else 1 for k in range(before[name].ndim)]
         np.testing.assert_array_equal(np.round(after[q.input[0]] / steps.reshape(along)), before[name])
+
+
+@pytest.mark.parametrize("half", [None, torch.float16], ids=["int8", "int8+fp16"])
+def test_weights_of_the_same_codes_keep_their_own_scales(half):
+    """One convolution is four times the other: the exporter keeps their equal INT8 codes once."""
+
+    class Codes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.one, self.four = (torch.nn.Conv2d(n, 8, 3, padding=1, bias=False) for n in (3, 8, 8))
+            self.four.weight.data = 4 * self.one.weight.data
+            self.head = torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.four(self.one(self.first(x)).relu()).mean((2, 3)))
+
+    torch.manual_seed(0)
+    program, x = graph_of(Codes(), half, True), {"x": nets.images(3, 3, 8, 8).numpy()}
+    with OrtRunner(to_onnx(program, "8.6.1").data, as_written=True) as old:
+        found = old.run(x)["y"]
+    with OrtRunner(to_onnx(program).data, as_written=True) as new:
+        expected = new.run(x)["y"]
+    assert np.linalg.norm(found - expected) <= (1e-5 if half is None else 0.02) * np.linalg.norm(expected)
 
 
 def test_no_cast_stands_between_a_convolution_and_its_q_and_dq():

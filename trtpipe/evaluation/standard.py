@@ -74,13 +74,13 @@ def miou(
     scores, truth = _one(outputs, output), _array(labels)
     predicted = class_map(scores)
     truth = truth[:, 0] if truth.ndim == 4 and truth.shape[1] == 1 else truth
-    truth = truth.astype(np.int64) if truth.dtype.kind == "b" else truth
-    if truth.shape != predicted.shape or truth.dtype.kind not in "iu":
+    if truth.shape != predicted.shape or truth.dtype.kind not in "biu":
         step = "Resize the output in the model, or transform the images to its size"
         raise Unfit(
             f"needs masks of the output's size, integers {_shape(predicted)} (got {truth.dtype} {_shape(truth)}). "
             + (step if truth.shape != predicted.shape else "Give the class of each pixel as an integer")
         )
+    truth = truth.astype(np.int64)  # a pair of classes is counted as one number, which a byte would not hold
     counted = truth != ignore
     channels = scores.shape[1] if scores.ndim == 4 and scores.shape[1] > 1 else 2
     many = classes or (

@@ -18,8 +18,11 @@ def job_text(job: Job, folder: Path) -> str:
     """YAML of every value that is not a default, with paths relative to `folder`, ranges beside their shapes."""
     data: JsonObject = job.model_dump(mode="json", exclude_defaults=True)
     for section, key in PATHS:
-        if isinstance(data.get(section), dict) and isinstance(data[section].get(key), str):
-            data[section][key] = os.path.relpath(data[section][key], folder)
+        given = data[section].get(key) if isinstance(data.get(section), dict) else None
+        if isinstance(given, list):
+            data[section][key] = [os.path.relpath(path, folder) for path in given]
+        elif given is not None:
+            data[section][key] = os.path.relpath(given, folder)
     for spec in data["inputs"].values():
         spec.update(spec.pop("dims", {}))
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)

@@ -274,7 +274,7 @@ class JobFile:
         """One path made absolute; what is no text is left for pydantic to refuse."""
         if not isinstance(given, str):
             return given
-        here = Path(given).expanduser()
+        here = Path(os.path.expanduser(given))  # which leaves a user that there is not as it is written
         path = folder / here
         there = (path.is_dir() and "folder" in kind) or (path.is_file() and "file" in kind)
         if self._paths_exist and kind != "output" and not there:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dis
+import functools
+import importlib.util
+import os
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from calib.user_code import is_ours
 from trtpipe.errors import first_line
 
-#: Folders whose frames are not the user's.
-_NOT_THE_USERS = ("torch", "trtpipe", "torchao", "onnx", "onnxscript", "sympy")
+#: Packages whose frames are not the model's, beside trtpipe's own; those of timm, say, are.
+_NOT_THE_MODELS = ("torch", "torchao", "onnx", "onnxscript", "sympy")
 
 
 def place_of(error: BaseException) -> str:
@@ -25,10 +29,8 @@ def place_here() -> str:
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:
     for frame in reversed(frames):
-        path = Path(frame.filename)
-        if not _is_the_users(path):
-            continue
-        return f"{path.name}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
+        if is_the_models(frame.filename):
+            return f"{Path(frame.filename).name}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
     return ""
 
 
@@ -37,7 +39,7 @@ def raised_by_the_model(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or not _is_the_users(Path(trace.tb_frame.f_code.co_filename)):
+    if trace is None or not is_the_models(trace.tb_frame.f_code.co_filename):
         return False
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
@@ -48,9 +50,17 @@ def typed_line(error: BaseException) -> str:
     return f"{name}: {first_line(error)}" if str(error).strip() else name
 
 
-def _is_the_users(path: Path) -> bool:
-    """Whether a file is not torch's or trtpipe's. Code that torch writes, and what is evaluated, has no file."""
-    return path.suffix == ".py" and not any(name in path.parts for name in _NOT_THE_USERS)
+def is_the_models(file: str) -> bool:
+    """Whether a file of code is the model's, and not trtpipe's or of what runs the model, whatever its folders are
+    called. Code that torch writes, and what is evaluated, has no file."""
+    return file.endswith(".py") and not is_ours(file) and not file.startswith(_folders())
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    """Where the packages are whose frames are not the model's."""
+    specs = filter(None, map(importlib.util.find_spec, _NOT_THE_MODELS))
+    return tuple(folder + os.sep for spec in specs for folder in spec.submodule_search_locations or ())
 
 
 def branches_on_data(error: BaseException) -> bool:

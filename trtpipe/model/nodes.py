@@ -13,6 +13,7 @@ import torch
 
 from calib.user_code import PACKAGE_FOLDERS
 from trtpipe.model.bindings import INNER
+from trtpipe.model.failures import is_the_models
 
 #: The floating dtypes of fewer bits than FP32 that PyTorch computes in.
 HALVES = (torch.float16, torch.bfloat16)
@@ -40,10 +41,10 @@ def module_path(node: torch.fx.Node) -> str:
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """`package/file.py:line` of the innermost frame outside torch.nn, "" when the export kept none."""
+    """`package/file.py:line` of the innermost frame of the model's own, "" when the export kept none."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line in reversed(frames):
-        if "/torch/" in path or "/trtpipe/model/" in path or path.startswith("<"):  # code that torch generated
+        if not is_the_models(path):
             continue
         within = next((path.partition(f)[2] for f in PACKAGE_FOLDERS if f in path), path.rpartition("/")[2])
         return f"{within}:{line}"

@@ -146,7 +146,8 @@ def declared_normal(outcome: JobOutcome, lines: tuple[str, ...]) -> tuple[JobOut
     if outcome.exit_code == FAILED:
         refused = "--accept is for what passed its check: repair the job, or change its check.limits"
         return replace(outcome, notes=(*outcome.notes, refused)), lines
-    return replace(outcome, notes=(*outcome.notes, *(f"{ACCEPTED}{line}" for line in lines))), ()
+    noted = (*outcome.notes, *(f"{ACCEPTED}{line}" for line in lines))  # a resumed night judges what is done again
+    return replace(outcome, notes=tuple(dict.fromkeys(noted))), ()
 
 
 def _figures(outcome: JobOutcome) -> dict[tuple[str, str], float]:

@@ -108,7 +108,7 @@ def task_to_plain(task: Task) -> JsonObject:
     if isinstance(task, JobTask):
         job = task.job
         fields["job"] = {
-            "sections": job.model_dump(mode="json", exclude_defaults=True),
+            "sections": job.model_dump(mode="json", exclude_unset=True),  # `unused` is of what was given
             "folder": str(job.folder),
             "text": job.text,
         }

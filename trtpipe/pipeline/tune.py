@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from calib.algorithms import ALGORITHMS
 from trtpipe.batching import joined
+from trtpipe.bundle.manifest import UNRECORDED
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID_LATENCY
 from trtpipe.job.dump import job_text
+from trtpipe.packages import versions
+from trtpipe.pipeline.cache.environment import BUILDERS, ROUTE_PACKAGES
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.own_modules import sources, with_own_modules
@@ -205,7 +208,19 @@ class _Bench:
             "metrics": self.prepared.judgement.digest,
             "source of the metrics": sources(job, _own_metrics(job)),
             "target": job.build.target,
-            "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
+            **self._timed_by(),
+        }
+
+    def _timed_by(self) -> dict[str, str]:
+        """What an engine's latency depends on besides; nothing where none is measured."""
+        build, devices = self.job.build, driver.probe().devices
+        if build.target == "onnxruntime" or not devices:
+            return {"devices": ""}
+        builder = versions((*BUILDERS[build.target], *ROUTE_PACKAGES[build.route]))
+        return {
+            "devices": ", ".join(d.name for d in devices),
+            "build": build.model_dump_json(exclude=set(UNRECORDED)),
+            "builder": ", ".join(f"{name} {version}" for name, version in builder.items()),
         }
 
     def calibration(self) -> str:

@@ -60,7 +60,7 @@ def quantize_nvfp4(
     """A linear's weight in NVFP4: codes uint8 [N, K], block scales float8_e4m3fn [N, K / 16], and their scale.
 
     Args as for `quantize_int4`; the scale of the scales is amax / (6 * 448). A block's scale times that is a number of
-    `half` in an engine that computes in it: no block whose values are not all zero gets one that is 0 there.
+    `half` in an engine that computes in it: no block whose own scale E4M3 has, beside the largest, gets one that is 0.
     """
     (block,) = NVFP4.blocks
     blocks = _blocks(w, block)

@@ -179,7 +179,7 @@ def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     """The modules whose quantization alone costs the most, the worst first; each once."""
     first: dict[str, ModuleRow] = {}
     for row in rows:
-        if row.sensitivity and row.sensitivity != "∞":
+        if row.sensitivity and row.sensitivity != compact(math.inf):
             first.setdefault(row.module, row)
     return sorted(first.values(), key=lambda row: row.sensitivity_sort)[:WORST]
 
@@ -270,8 +270,9 @@ def module_rows(
             ModuleRow(
                 layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
                 "" if ratio is None else f"{ratio:.1f}", _bar(ratio, highest), 1e9 if ratio is None else ratio,
-                "" if felt is None else f"{felt:.1f}" if math.isfinite(felt) else "∞",
-                _bar(felt if felt is None else min(felt, most), most), 1e9 if felt is None else min(felt, 1e8), number,
+                "" if felt is None else f"{felt:.1f}" if math.isfinite(felt) else compact(felt),
+                _bar(felt if felt is None else min(felt, most), most),
+                1e9 if felt is None else max(-1e8, min(felt, 1e8)), number,
             )
         )  # fmt: skip
     return rows

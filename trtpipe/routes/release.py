@@ -184,12 +184,12 @@ def _dequantize(graph: Graph, node: Node) -> None:
     along = [1] * len(weight.shape)
     if steps.size > 1:
         along[axis] = -1
-    name = f"{data.name}_float32"
+    name = node.outputs[0].name  # equal codes of two weights are one constant, at two scales
     # Multiples of float32 steps: dividing by the step and rounding gives each INT8 value back.
-    values = _initializer(graph, name, weight.numpy().astype(np.float32) * steps.reshape(along))
+    values = _initializer(graph, f"{name}_float32", weight.numpy().astype(np.float32) * steps.reshape(along))
     attributes = {} if steps.size == 1 else {"axis": axis}
     q = ir.node("QuantizeLinear", [values, scale, node.inputs[2]], attributes, name=f"{node.name}/QuantizeLinear")
-    q.outputs[0].name = f"{data.name}_quantized"
+    q.outputs[0].name = f"{name}_quantized"
     q.outputs[0].type, q.outputs[0].shape = ir.TensorType(ir.DataType.INT8), data.shape
     graph.insert_before(node, q)
     node.replace_input_with(0, q.outputs[0])

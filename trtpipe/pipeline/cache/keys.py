@@ -327,11 +327,12 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
         calibrated["job calibration.corrections"] = ", ".join(job.corrections)
         placed = ("fp16_mode", "bf16_mode", "placement") if job.corrections else ()
         calibrated |= chosen(*(f"job precision.{key}" for key in placed))
-    graph = {**model, **chosen("job precision", "plugin")}
+    # What gains from INT8 depends on the target, and who places it on `quantization`.
+    graph = {**model, **chosen("job precision", "job build.target", "job build.quantization", "plugin")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
-    if job.precision.quantized:  # what gains from INT8 depends on the target
-        graph |= calibrated | chosen("job build.target")
+    if job.precision.quantized:
+        graph |= calibrated
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
