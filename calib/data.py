@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -169,29 +170,34 @@ class Source:
                     "is random in how samples are made, as transforms for training and shuffling are, or seed it."
                 )
 
-    def batches(self, batch_size: int) -> Iterator[Batch]:
+    def batches(self, batch_size: int, *, apart: bool = False) -> Iterator[Batch]:
         """All samples in order, `batch_size` at a time; the last batch holds the rest.
+
+        Args:
+            batch_size: how many samples make a batch.
+            apart: where samples of one batch differ in shape, make several of it, each of one shape.
 
         Raises:
             CalibError: batch_size under 1; a sample that cannot be read or used, or holds other values than when it was
-                read before, naming it.
+                read before, naming it; samples of several shapes in one batch, unless they are kept `apart`.
         """
         require_batch_size(batch_size)
         chunks = [self._drawn[i : i + batch_size] for i in range(0, len(self._drawn), batch_size)]
-        work = _Loading(self._origin, chunks)
-        loaded: Iterator[Batch | CalibError] = map(work.__getitem__, range(len(chunks)))
+        work = _Loading(self._origin, chunks, apart)
+        loaded: Iterator[tuple[Batch, ...] | CalibError] = map(work.__getitem__, range(len(chunks)))
         if self._workers:
             loaded = in_workers(work, self._workers)
-        for batch in loaded:
-            if isinstance(batch, CalibError):
-                raise batch
-            self._require_same(batch)
-            yield batch
+        for made in loaded:
+            if isinstance(made, CalibError):
+                raise made
+            for batch in made:
+                self._require_same(batch)
+                yield batch
 
     def without_bad(self) -> Source:
         """The same source less the samples that cannot be loaded, which its `skipped` names. Loads each one once."""
         singles = _Loading(self._origin, [(i,) for i in self._drawn])
-        loaded: Iterator[Batch | CalibError] = map(singles.__getitem__, range(len(self._drawn)))
+        loaded: Iterator[tuple[Batch, ...] | CalibError] = map(singles.__getitem__, range(len(self._drawn)))
         if self._workers:
             loaded = in_workers(singles, self._workers)
         tried = zip(self._drawn, loaded, strict=True)
@@ -230,21 +236,28 @@ class _Relabelled:
 
 
 class _Loading:
-    """Batches by position; an error is returned as a value, since it may have to cross a process boundary."""
+    """Batches by position, several of one place where samples of other shapes are kept apart; an error is returned as
+    a value, since it may have to cross a process boundary."""
 
-    def __init__(self, origin: Origin, chunks: Sequence[Sequence[int]]) -> None:
-        self.origin, self.chunks = origin, chunks
+    def __init__(self, origin: Origin, chunks: Sequence[Sequence[int]], apart: bool = False) -> None:
+        self.origin, self.chunks, self.apart = origin, chunks, apart
 
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def __getitem__(self, at: int) -> Batch | CalibError:
-        chunk, origin = self.chunks[at], self.origin
+    def __getitem__(self, at: int) -> tuple[Batch, ...] | CalibError:
+        chunk = self.chunks[at]
         try:
             with _made_on_the_cpu():
-                samples = [origin.load(i) for i in chunk]
+                samples = [self.origin.load(i) for i in chunk]
+            pairs = zip(chunk, samples, strict=True)
+            alike = groupby(pairs, lambda pair: {n: a.shape for n, a in pair[1].items()} if self.apart else None)
+            return tuple(self._batch(*zip(*run, strict=True)) for _, run in alike)
         except CalibError as error:
             return error
+
+    def _batch(self, chunk: Sequence[int], samples: Sequence[Sample]) -> Batch:
+        origin = self.origin
         ids = tuple(origin.ids[i] for i in chunk)
         labels = None if origin.labels is None else np.array([origin.labels[i] for i in chunk], np.int64)
         arrays: dict[str, Array] = {}
@@ -252,7 +265,7 @@ class _Loading:
             shapes = {s[name].shape for s in samples}
             if len(shapes) > 1:
                 odd = next(i for i, s in zip(ids, samples, strict=True) if s[name].shape != samples[0][name].shape)
-                return CalibError(
+                raise CalibError(
                     f"{odd}: samples of one batch must have one shape for input {name!r} (got {sorted(shapes)}). "
                     "Resize or crop them, or use batch_size 1."
                 )

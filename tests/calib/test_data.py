@@ -359,10 +359,18 @@ def test_batch_size_under_one(image_folder):
 
 def test_shapes_that_vary_cannot_share_a_batch(image_folder):
     Image.new("RGB", (8, 8)).save(image_folder / "dog" / "00.png")
-    source = opened(image_folder, [InputSpec("image", "float32", (3, None, None))], TransformSpec())
+    inputs = [InputSpec("image", "float32", (3, None, None))]
+    source = opened(image_folder, inputs, TransformSpec())
     with pytest.raises(CalibError, match=r"samples of one batch must have one shape for input 'image' .*batch_size 1"):
         list(source.batches(20))
     assert len(list(source.batches(1))) == 20
+    at = source.ids.index("dog/00.png")
+    for workers in (0, 1):
+        source = opened(image_folder, inputs, TransformSpec(), workers=workers)
+        apart = list(source.batches(20, apart=True))
+        assert [b.ids for b in apart] == [source.ids[:at], source.ids[at : at + 1], source.ids[at + 1 :]]
+        assert [b.arrays["image"].shape[2:] for b in apart] == [(20, 24), (8, 8), (20, 24)]
+        assert all(len(b.labels) == len(b.ids) for b in apart)
 
 
 @pytest.mark.parametrize(

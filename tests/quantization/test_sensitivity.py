@@ -147,6 +147,42 @@ def test_outputs_of_every_dtype_count(kept):
         assert of(found, path).sqnr_db == pytest.approx(min(wanted.values()), abs=1e-6)
 
 
+class TwoHeads(nn.Module):
+    """A side answer of few classes, and the one that the labels are of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.side, self.head = nn.Linear(8, 32), nn.Linear(32, 3), nn.Linear(32, 10)
+
+    def forward(self, x):
+        y = torch.relu(self.body(x))
+        return self.side(y), self.head(y)
+
+
+def test_classes_are_of_the_output_that_has_one_for_every_label():
+    x_spec = TensorSpec("x", "float32", ("N", 8), N)
+    specs = (TensorSpec("side", "float32", ("N", 3), N), TensorSpec("classes", "float32", ("N", 10), N))
+    bound = bind(TwoHeads().eval(), (x_spec,), {}, ("side", "classes"))
+    captured = capture(LoadedModel(bound, (x_spec,), specs, "0" * 64, "test"))
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
+    amax, labels = amax_of(captured, x), torch.arange(64) % 10
+    sample = SampleBatch((x,), 64, labels)
+    reference = captured.graph(x)[1]
+    for last, head, other in ((9, "head", "side"), (-1, "side", "head")):
+        found = measure_sensitivity(
+            captured, amax, [sample], half=None, keep=Keep(), progress=Silent(), last_label=last
+        )  # fmt: skip
+        assert of(found, head).agreement < 1 or of(found, head).loss_rise != 0
+        assert (of(found, other).agreement, of(found, other).loss_rise) == (1, 0)
+    prepared = prepare(captured, lambda n: module_path(n) != "head")
+    graph, _ = place_qdq(prepared, amax)
+    loss = nn.functional.cross_entropy
+    rise = float(loss(graph(x)[1], labels) - loss(reference, labels))
+    found = measure_sensitivity(captured, amax, [sample], half=None, keep=Keep(), progress=Silent(), last_label=9)
+    assert of(found, "head").loss_rise == pytest.approx(rise, abs=1e-6)
+
+
 @pytest.mark.parametrize("half", [None, torch.float16])
 def test_everything_rounded_is_the_quantized_graph(captured, amax, x, half):
     prepared = prepare(captured, types=ScaleTypes(half))

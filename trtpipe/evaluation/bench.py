@@ -247,21 +247,21 @@ def compare(
     wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in arrays.items()}
     ratios, worst = [], 0.0
     figures: JsonObject = {}
-    ranked = [n for n, a in reference.items() if n not in unranked and metrics.ranks_classes(a)]
+    columns = {n: a.shape[1] for n, a in reference.items() if n not in unranked and metrics.ranks_classes(a)}
     last = metrics.last_label(labels)
-    of_labels = next((n for n in ranked if reference[n].shape[1] > last >= 0), "")
+    counts = metrics.ranked_output(columns, last)
     for name, wanted in reference.items():
         got = wide[name]
         finite = bool(np.isfinite(got).all())
         ratios.append(metrics.sqnr_db(wanted, got) if finite else -math.inf)
         worst = max(worst, metrics.max_abs(wanted, got) if finite else math.inf)
-        if name != (of_labels or next(iter(ranked), "")):
+        if name != counts:
             continue
         valid = np.isfinite(got).all(axis=1)
         same = int(((got.argmax(1) == np.asarray(wanted).argmax(1)) & valid).sum())
         figures["agreement"] = same / len(got)
         figures["agreement_interval"] = intervals.binomial_interval(same, len(got))
-        if labels is not None and name == of_labels:
+        if labels is not None and columns[name] > last >= 0:
             known = labels >= 0
             figures["accuracy"] = float(((got.argmax(1) == labels) & valid)[known].mean())
             figures["loss"] = cross_entropy(got[known], labels[known])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trtpipe.batching import Batching
 from trtpipe.errors import titled
 from trtpipe.evaluation.limits import missed_by_both, misses
+from trtpipe.evaluation.metrics import last_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -73,6 +74,7 @@ def diagnose(
         narrow=narrow,
         seconds=seconds,
         device=device,
+        last_label=last_label(source.labels),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from trtpipe.batching import unranked
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.metrics import ranked_output
 from trtpipe.model.computing import CPU, apart, placed, sent
 from trtpipe.model.sites import of_product
 from trtpipe.quantization import narrow as narrow_formats
@@ -74,6 +75,7 @@ class _Losses:
     others: Mapping[EightBits, Roundings]
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
+    last_label: int
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
     in_others: dict[EightBits, _Ratio] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class _Losses:
     loss_rise: float = 0.0
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: SampleBatch) -> None:
-        """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
+        """Sum what the unit alone in its format does to one batch; classes are those of `ranked_output`."""
         self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec)
@@ -92,15 +94,14 @@ class _Losses:
         ]
         for ratio, (a, b, _) in zip(self.outputs, pairs, strict=True):
             ratio.add(a, b)
-        ranks = (
-            (a, b)
+        scores = {
+            spec.name: (a.float(), b.float())
             for a, b, spec in pairs
             if not unranked(spec) and a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1
-        )
-        scores = next(ranks, None)
-        if scores is None:
+        }
+        if not scores:
             return
-        a, b = (x.float() for x in scores)
+        a, b = scores[ranked_output({name: a.shape[1] for name, (a, _) in scores.items()}, self.last_label)]
         self.ranked = True
         self.agreeing += int((a.argmax(1) == b.argmax(1)).sum())
         if sample.labels is None:
@@ -144,6 +145,7 @@ def measure_sensitivity(
     narrow: Narrow | None = None,
     seconds: float | None = None,
     device: str = CPU,
+    last_label: int = -1,
 ) -> Sensitivity:
     """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
@@ -165,6 +167,7 @@ def measure_sensitivity(
             takes. A network that needs longer for one batch is measured in the modules that lose most at their own
             output, as many as there is time for.
         device: where PyTorch computes; formats below INT8 on the CPU alone.
+        last_label: the largest label of the samples, by which one of several outputs of scores counts; -1 without any.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
@@ -175,7 +178,7 @@ def measure_sensitivity(
         there = (
             SampleBatch(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples
         )
-        return _measured(captured, amax, there, half, keep, progress, ranges, int8, narrow, seconds)
+        return _measured(captured, amax, there, half, keep, progress, ranges, int8, narrow, seconds, last_label)
 
 
 def _measured(
@@ -189,6 +192,7 @@ def _measured(
     int8: bool,
     narrow: Narrow | None,
     seconds: float | None,
+    last_label: int,
 ) -> Sensitivity:
     clock = _Clock(seconds)
     graph = captured.graph
@@ -206,7 +210,8 @@ def _measured(
         inside = {s.consumer for s in unit.sites}
         changed = {n: r for n, r in everything.items() if n in inside}
         in_others = {name: {n: able[n] for n in unit.nodes if n in able} for name, able in others.items()}
-        losses.append(_Losses(unit, changed, in_others, captured.outputs, [_Ratio() for _ in captured.outputs]))
+        outputs = [_Ratio() for _ in captured.outputs]
+        losses.append(_Losses(unit, changed, in_others, captured.outputs, outputs, last_label))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         with torch.inference_mode():

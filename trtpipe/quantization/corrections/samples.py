@@ -41,7 +41,7 @@ def drawn(captured: Captured, source: Source) -> Samples | None:
     size = max(1, min(_BATCH, source.sample_count // 8))
     how, batches = Batching(specs, captured.outputs, size), list[BatchTensors]()
     count, most = 0, MOST_SAMPLES
-    for batch in source.batches(size):
+    for batch in source.batches(size, apart=True):  # a job that calibrates one at a time may have several sizes
         for piece, used in how.pieces(batch.arrays):
             batches.append([torch.from_numpy(piece[s.name]) for s in specs])
             count += used
