@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trtpipe.model.bindings import bind
-from trtpipe.model.output_specs import binding_notes
+from trtpipe.model.output_specs import output_specs
 from trtpipe.values import DimRange, TensorSpec
 
 
@@ -24,9 +24,9 @@ def test_named_outputs_that_a_job_leaves_out_are_noted(names, said):
             return {"a": x, "b": 2 * x, "c": {"d": x + 1}}
 
     inputs = (TensorSpec("x", "float32", ("N", 3), {"N": DimRange(1, 2, 4)}),)
-    assert binding_notes(bind(Named(), inputs, {}, names), inputs) == said
+    assert output_specs(bind(Named(), inputs, {}, names), inputs, dict.fromkeys(names, "float32"))[1] == said
     many = bind(Many(), inputs, {}, ("0",))
-    assert binding_notes(many, inputs) == (
+    assert output_specs(many, inputs, {"0": "float32"})[1] == (
         "outputs: the model returns 1, 2, 3, 4, 5, 6 and 3 more too, which the job leaves out",
     )
 

@@ -20,7 +20,7 @@ from trtpipe.model import load
 from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
-from trtpipe.model.output_specs import binding_notes, output_specs
+from trtpipe.model.output_specs import output_specs
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -318,11 +318,11 @@ def test_uint8_is_given_as_it_is_where_the_network_takes_it(way: str, tmp_path: 
     network = Bytes(way).eval()
     x = torch.arange(48, dtype=torch.uint8).reshape(4, 3, 2, 2) * 5
     module = bind(network, spec, {}, ("y",))
-    (output,) = output_specs(module, spec, {"y": "float32"})
+    (output,), notes = output_specs(module, spec, {"y": "float32"})
     expected = network(x.float() if way == "floats alone" else x)
     torch.testing.assert_close(module(x)[0], expected)
     said = ("inputs.x: the model takes no uint8, and is given float32 from 0 to 255",)
-    assert binding_notes(module, spec) == (said if way == "floats alone" else ())
+    assert notes == (said if way == "floats alone" else ())
     loaded = LoadedModel(module, spec, (output,), "0" * 64, "test")
     captured = capture(loaded)
     torch.testing.assert_close(captured.graph(x)[0], expected)

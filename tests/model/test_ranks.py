@@ -46,7 +46,7 @@ class Net(nn.Module):
 def test_what_a_model_sorts_has_ranks_and_no_classes(of: dict[str, object], name: str) -> None:
     module = bind(Net(of[name]), X, {}, ("y", "z"))
     dtypes = {"y": "float32", "z": "int64" if name == "places" else "float32"}
-    specs = output_specs(module, X, dtypes)
+    specs, _ = output_specs(module, X, dtypes)
     assert [s.classes for s in specs] == [True, of is SCORES]
     captured = capture(LoadedModel(module, X, specs, "w" * 64, "test"))
     assert [s.classes for s in captured.outputs] == [True, of is SCORES]

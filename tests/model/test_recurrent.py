@@ -58,7 +58,7 @@ def built(kind: str, **options: Any) -> tuple[nn.Module, OnnxModel]:
     torch.manual_seed(0)
     network = nets.settled(Recurrent(kind, **options), torch.zeros(2, 7, 6))
     module = bind(network, (INPUT,), {}, ("y", "last"))
-    specs = output_specs(module, (INPUT,), dict.fromkeys(("y", "last"), "float32"))
+    specs, _ = output_specs(module, (INPUT,), dict.fromkeys(("y", "last"), "float32"))
     captured = capture(LoadedModel(module, (INPUT,), specs, "digest", "factory"))
     return network, to_onnx(quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={}))
 

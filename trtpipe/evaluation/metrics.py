@@ -92,7 +92,7 @@ def last_label(labels: Array | None) -> int:
 
 
 def ranked_output(columns: Mapping[str, int], last: int) -> str:
-    """Of outputs [S, C] with so many `columns` C, by name, the one whose classes count: the first that has one for every
+    """Of outputs [S, C] with so many `columns` C, by name, the one whose classes count: the first that has one for each
     label up to `last`, else the first; "" of none."""
     return next((name for name, many in columns.items() if many > last >= 0), next(iter(columns), ""))
 

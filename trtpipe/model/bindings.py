@@ -63,9 +63,10 @@ class Bound(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The network's outputs for `inputs` in their binding dtypes."""
-        return self.outputs(self._returned(inputs))
+        return self.outputs(self.returned(inputs))
 
-    def _returned(self, inputs: Sequence[torch.Tensor]) -> object:
+    def returned(self, inputs: Sequence[torch.Tensor]) -> object:
+        """What the network itself returns for one batch [B, ...] of the bound inputs, in the job's dtypes."""
         arguments = self.prepared(inputs)
         if not self._keeps_meta:
             return self.network(*arguments)
@@ -101,9 +102,9 @@ class Bound(torch.nn.Module):
         """How many tensors the network returns for one batch of the bound inputs, [B, ...] in the job's dtypes."""
         return len(list(tensors(self.network(*self.prepared(inputs)))))
 
-    def left_out(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Names of what the network returns for one batch [B, ...] of the bound inputs, and the job does not."""
-        found = _by_path(self._returned(inputs))
+    def left_out(self, returned: object) -> tuple[str, ...]:
+        """Names of the tensors in what the network returned that the job does not return."""
+        found = _by_path(returned)
         return tuple(n for n in found if n not in self.output_names) if found.keys() >= set(self.output_names) else ()
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:

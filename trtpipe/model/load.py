@@ -22,7 +22,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
 from trtpipe.job.sections import FROM_TORCHSCRIPT
-from trtpipe.model.output_specs import binding_notes, output_specs
+from trtpipe.model.output_specs import output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
 from trtpipe.values import LoadedModel, ModelKind, TensorSpec
@@ -60,13 +60,12 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     _require_order(network, tuple(dict.fromkeys(n.partition(".")[0] if nested else n for n in job.inputs)))
     module = bind(network, inputs, normalize, tuple(job.outputs), nested=nested)
     digest = weights_digest(network)
-    outputs = output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
+    outputs, said = output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
     own = getattr(network, "classes", None)
     kind: ModelKind = "onnx" if job.model.onnx else "program" if job.model.program else "eager"
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
     notes: tuple[str, ...] = network.file.notes if kind == "onnx" else ()  # type: ignore[union-attr, assignment]
-    notes = (*notes, *binding_notes(module, inputs))
-    return LoadedModel(module, inputs, outputs, digest, source, notes, kind=kind, classes=classes)
+    return LoadedModel(module, inputs, outputs, digest, source, (*notes, *said), kind=kind, classes=classes)
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from trtpipe.model.bindings import Bound
 
 
-def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]) -> tuple[TensorSpec, ...]:
-    """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch.
+def output_specs(
+    module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
+    """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch; and notes
+    on inputs that it takes in another dtype, and on what it returns and the job leaves out.
 
     An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
     `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
@@ -35,8 +38,6 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     Raises:
         InputError: a dtype that the job declares cannot hold what the model returns, or forward makes weights.
     """
-    from trtpipe.model.ranks import sorted_outputs
-
     dims, batch = _dynamic(inputs), inputs[0].shape[0]
     first = _first_sizes(inputs)
     own = {name for name, _ in module.network.named_parameters()}
@@ -44,17 +45,17 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
         module.casts_uint8 = False
         module.casts_uint8 = not _runs(_MadeUp(module, inputs, whole_value(module, inputs)), first)
     made_up = _MadeUp(module, inputs, whole_value(module, inputs))
-    returned = made_up.outputs(first)
+    ran = made_up.run(first, follow=True)
     if made := [name for name, _ in module.network.named_parameters() if name not in own]:
         raise InputError(
             f"model: its weights must be there when it is made (got {made[0]}, which forward makes as it first runs: "
             "others each time). Make its layer in __init__."
         )
-    _require_dtypes(returned, dtypes)
+    _require_dtypes(ran.outputs, dtypes)
     listed = any(part.isdigit() for name in dtypes for part in name.split("."))  # maybe an element for each sample
     if listed and (more := _outputs_by_batch(module, made_up.args(first))):
         raise InputError(more)
-    shapes = [tuple(t.shape) for t in returned]
+    shapes = [tuple(t.shape) for t in ran.outputs]
     named: list[list[int | str]] = [list(s) for s in shapes]
     ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
     fixed = inputs[0].at("opt")[0]
@@ -79,7 +80,6 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
         _changes(shapes, made_up.shapes({n: r.min for n, r in dims.items()}))
-    in_order = sorted_outputs(module, made_up.args(first)) if any(len(s) == 2 for s in shapes) else frozenset()
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -87,21 +87,15 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             batch_axis = 0 if shapes[k] and shapes[k][0] == sizes[0] else None
         elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
             batch_axis = with_batch[k][0][0]
-        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k not in in_order))
-    return tuple(specs)
+        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k not in ran.in_order))
+    return tuple(specs), _notes(module, ran.left_out)
 
 
-def binding_notes(module: Bound, inputs: tuple[TensorSpec, ...]) -> tuple[str, ...]:
-    """Notes on inputs that the model takes in another dtype, and on what it returns and the job leaves out; found as
-    `output_specs` does, and after it."""
-    import torch
-
+def _notes(module: Bound, left_out: Sequence[str]) -> tuple[str, ...]:
     cast = module.cast_bytes()
     notes = [f"inputs.{name}: the model takes no uint8, and is given float32 from 0 to 255" for name in cast]
-    with torch.inference_mode():
-        names = module.left_out(_MadeUp(module, inputs, whole_value(module, inputs)).args(_first_sizes(inputs)))
-    if names:
-        notes.append(f"outputs: the model returns {some_of(names, _MOST_NAMED)} too, which the job leaves out")
+    if left_out:
+        notes.append(f"outputs: the model returns {some_of(left_out, _MOST_NAMED)} too, which the job leaves out")
     return tuple(notes)
 
 
@@ -123,6 +117,15 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
 
 
 @dataclass(frozen=True)
+class _Ran:
+    """What a model gave: its outputs, the places of those that it has sorted, and names of what else it returned."""
+
+    outputs: tuple[torch.Tensor, ...]
+    in_order: frozenset[int]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _MadeUp:
     """The model on made-up inputs: zeros, with `whole` in each element of integer and boolean inputs."""
 
@@ -139,21 +142,24 @@ class _MadeUp:
         return args
 
     def shapes(self, sizes: Mapping[str, int], batch: int | None = None) -> list[tuple[int, ...]]:
-        """The outputs' shapes, as `outputs`."""
-        return [tuple(t.shape) for t in self.outputs(sizes, batch)]
+        """The outputs' shapes, as `run`."""
+        return [tuple(t.shape) for t in self.run(sizes, batch).outputs]
 
-    def outputs(self, sizes: Mapping[str, int], batch: int | None = None) -> tuple[torch.Tensor, ...]:
-        """The outputs for `args`.
+    def run(self, sizes: Mapping[str, int], batch: int | None = None, *, follow: bool = False) -> _Ran:
+        """What the model gives for `args`; what it sorts is found where it is to be followed.
 
         Raises:
             InputError: the model does not run on them.
         """
         import torch
 
+        from trtpipe.model.ranks import returned_in_order
+
         args, module = self.args(sizes, batch), self.module
         try:
             with torch.inference_mode():
-                outputs = tuple(module(*args))
+                returned, in_order = returned_in_order(module, args) if follow else (module.returned(args), frozenset())
+                ran = _Ran(module.outputs(returned), in_order, module.left_out(returned))
         except KeyboardInterrupt:
             raise
         except InputError as error:
@@ -167,9 +173,9 @@ class _MadeUp:
                 f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
                 f"{typed_line(error)}. {_help(module, self.inputs, sizes, error)}"
             ) from error
-        for name, value in zip(module.output_names, outputs, strict=True):
+        for name, value in zip(module.output_names, ran.outputs, strict=True):
             _require_plain(name, value)
-        return outputs
+        return ran
 
 
 #: The dtypes that outputs may have in the model, by name.
@@ -226,7 +232,7 @@ def whole_value(module: Bound, inputs: tuple[TensorSpec, ...]) -> int:
 
 def _runs(made_up: _MadeUp, sizes: Mapping[str, int]) -> bool:
     try:
-        made_up.outputs(sizes)
+        made_up.run(sizes)
     except InputError:
         return False
     return True

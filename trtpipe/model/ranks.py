@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trtpipe.errors import InputError
 from trtpipe.model.bindings import Bound
 
 #: Operators whose values and places come in order.
@@ -42,18 +43,22 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def sorted_outputs(module: Bound, args: Sequence[torch.Tensor]) -> frozenset[int]:
-    """The places of the outputs whose entries the model has sorted, by running it on `args`, one tensor an input, in
-    its dtype and shape [N, ...].
+def returned_in_order(module: Bound, args: Sequence[torch.Tensor]) -> tuple[object, frozenset[int]]:
+    """What the network returns for `args`, one tensor an input, in its dtype and shape [N, ...], and the places of the
+    outputs whose entries it has sorted.
 
-    What cannot be followed, such as a function that PyTorch has compiled, sorts nothing.
+    What cannot be followed, such as a function that PyTorch has compiled, is run as it is, and sorts nothing.
+
+    Raises:
+        InputError: what it returns is not what the job names.
     """
     following = _Following()
     try:
-        with torch.inference_mode(), following:
-            outputs = tuple(module(*args))
-    except KeyboardInterrupt:
+        with following:
+            returned = module.returned(args)
+            outputs = module.outputs(returned)
+    except (KeyboardInterrupt, InputError):
         raise
-    except BaseException:  # noqa: BLE001  (the model runs without being followed: that is all it has to do)
-        return frozenset()
-    return frozenset(k for k, t in enumerate(outputs) if id(t) in following.ranked)
+    except BaseException:  # noqa: BLE001  (whether it runs at all, the next line says)
+        return module.returned(args), frozenset()
+    return returned, frozenset(k for k, t in enumerate(outputs) if id(t) in following.ranked)

@@ -97,7 +97,7 @@ def test_floats_of_dynamic_sizes_go_down_the_line(dynamo: bool, tmp_path: Path) 
     torch.onnx.export(Scaled(), (x,), str(tmp_path / "net.onnx"), dynamo=dynamo, **names, **dynamic)
     bound = bind(load_network(tmp_path / "net.onnx"), (INPUT,), {}, ("y",), nested=False)
     loaded = LoadedModel(
-        bound, (INPUT,), output_specs(bound, (INPUT,), {"y": "float32"}), "digest", "onnx", kind="onnx"
+        bound, (INPUT,), output_specs(bound, (INPUT,), {"y": "float32"})[0], "digest", "onnx", kind="onnx"
     )
     graph = to_onnx(quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={}))
     for h, w in SIZES:
