@@ -474,6 +474,7 @@ REMEMBERED = {
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
     "trtpipe.model.failures._folders": "where the packages are that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
+    "trtpipe.report.page._environment": "templates of the package, which are read again when a file changes",
     "trtpipe.runtime.device_memory._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.import_errors._unimportable": "a package that was imported once; where it is looked for is an argument",
     "trtpipe.import_errors._loss": "a package's files, which no command changes; where they are is an argument",

@@ -73,11 +73,11 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
 
 
 def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
-    """A damaged graph, executed as the graph of an engine of `target` is."""
+    """A damaged graph, executed as the graph of an engine of `target` is; that is open while its control runs."""
 
     @contextmanager
     def opened() -> Iterator[Executor]:
-        with graph_as_checked(graph.data, target) as runner:
+        with graph_as_checked(graph.data, target, tried=True) as runner:
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)

@@ -172,9 +172,9 @@ def _settings(options: Mapping[str, object], refit: bytes | None, plugins: Mappi
     }
 
 
-def graph_as_checked(model: bytes, target: Target) -> OrtRunner:
-    """The graph as a check executes it."""
-    return OrtRunner(model, as_written=is_exact(target))
+def graph_as_checked(model: bytes, target: Target, *, tried: bool = False) -> OrtRunner:
+    """The graph as a check executes it; `tried` as for `OrtRunner`."""
+    return OrtRunner(model, as_written=is_exact(target), tried=tried)
 
 
 def is_exact(target: Target) -> bool:

@@ -51,6 +51,7 @@ class OrtRunner:
             so). False is a session with ONNX Runtime's default optimizations, as anybody opens one: what its optimizer
             makes of a quantized graph can be something else (`executor.open_graph` finds out).
         optimization: less than the default.
+        tried: a graph of the same nodes was optimized before by this process.
 
     Raises:
         MissingError: onnxruntime is not installed, or cannot be imported; or onnx is not, and ONNX Runtime refuses the
@@ -64,6 +65,7 @@ class OrtRunner:
         *,
         as_written: bool = False,
         optimization: Optimization = "all",
+        tried: bool = False,
     ) -> None:
         try:
             import onnxruntime
@@ -84,7 +86,7 @@ class OrtRunner:
             given = model if isinstance(model, bytes) else read_regular(Path(model))
             optimization, model = "none", self._rounded(self._widened(given))
             self.notes = (f"executed by {self.name}",) if "," in self.name else ()
-        if optimization != "none":
+        if optimization != "none" and not tried:
             _require_optimizable(model if isinstance(model, bytes) else read_regular(Path(model)), optimization)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it refuses is raised below
