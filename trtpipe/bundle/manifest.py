@@ -253,7 +253,7 @@ def describe_engine(
     built_on = driver.probe().devices[:1] if engine.target == "tensorrt" else ()
     capabilities = engine.compute_capabilities or tuple(d.compute_capability for d in built_on)
     portable = engine.target == "onnxruntime"
-    windows = build.runtime_platform == "windows_amd64"
+    system, machine = build.other_platform or (sys.platform, machine_name(platform.machine()))
     return EngineInfo(
         file=GRAPH if portable else HYBRID if engine.fallback else ENGINE,
         target=engine.target,
@@ -263,8 +263,8 @@ def describe_engine(
         hardware_compatibility="none" if portable else build.hardware_compatibility,
         gpu=next((d.name for d in built_on), None),
         version_compatible=not portable and build.version_compatible,
-        os=None if portable else "win32" if windows else sys.platform,
-        machine=None if portable else "x86_64" if windows else machine_name(platform.machine()),
+        os=None if portable else system,
+        machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
         options=plain({n: v for n, v in engine.options.items() if n not in UNRECORDED}),

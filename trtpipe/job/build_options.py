@@ -166,6 +166,12 @@ class BuildOptions(BaseModel):
     )
 
     @property
+    def other_platform(self) -> tuple[str, str] | None:
+        """The operating system, as `sys.platform` has it, and the machine that an engine is for; None: those of the
+        machine that builds it."""
+        return ("win32", "x86_64") if self.runtime_platform == "windows_amd64" else None
+
+    @property
     def uses_dla(self) -> bool:
         """Whether any layer is to run on a DLA."""
         return self.default_device_type == "dla" or "dla" in self.device_types.values()

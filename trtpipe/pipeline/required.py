@@ -11,7 +11,7 @@ def required(job: Job) -> dict[str, str]:
     """The key of the job that asks for each module, by the module's name: what its target and route compile with is
     not among them."""
     needed = dict.fromkeys(building_modules(version("torch")), "model")
-    if job.calibration is None or not job.precision.calibrated:
+    if job.calibration is None or not (job.precision.calibrated and job.calibration.has_samples):
         del needed["numba"]  # it counts values
     if "torchao" in needed:
         needed["torchao"] = folding(job)

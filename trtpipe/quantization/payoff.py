@@ -248,7 +248,7 @@ def _rows(shape: Sequence[int | torch.SymInt]) -> int:
 def _samples(graph: GraphModule) -> int:
     """The batch that the graph was captured with."""
     shape = next(n for n in graph.graph.nodes if n.op == "placeholder").meta["val"].shape
-    return extent_of(shape[0]) if len(shape) else 1
+    return extent_of(shape[0])
 
 
 def _is_one(extent: object) -> bool:

@@ -81,10 +81,8 @@ def elsewhere(build: Build, device: Device) -> tuple[str, ...]:
     if target == "onnxruntime" or here is None or release is None:
         return ()
     named = build.compute_capability if target == "tensorrt_rtx" else (here,)
-    foreign = "win32" if build.runtime_platform == "windows_amd64" else None
-    asked = EngineInfo(
-        file=ENGINE, target=target, version=release, compute_capabilities=named, os=foreign, machine=None
-    )
+    system, _ = build.other_platform or (None, None)
+    asked = EngineInfo(file=ENGINE, target=target, version=release, compute_capabilities=named, os=system, machine=None)
     return placement_problems(asked, device)
 
 

@@ -17,7 +17,6 @@ import copy
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from calib.types import JsonMapping, JsonObject
 from trtpipe.errors import Cancelled, InputError, MissingError
@@ -271,15 +271,15 @@ class Cache:
 
 
 def parse_bytes(text: str, where: str) -> int:
-    """`20GB`, `500 MB` or a plain number of bytes; 1 kB is 1,000 bytes.
+    """`20GB`, `500 MB` or a plain number of bytes; 1 kB is 1,000 bytes, 1 KiB 1,024.
 
     Raises:
         InputError: it is none of these.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise InputError(f"{where}: must be a size like 20GB (got {text!r}).")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise InputError(f"{where}: must be a size like 20GB (got {text!r}).") from None
 
 
 def _read(path: Path, kind: str, key: str) -> Entry | None:
