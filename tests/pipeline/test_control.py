@@ -21,7 +21,9 @@ from trtpipe.evaluation.metrics import relative_l2
 from trtpipe.job.job import Job
 from trtpipe.job.limits import Limits
 from trtpipe.job.sections import Precision
+from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.pipeline import controls
 from trtpipe.progress import Silent
 from trtpipe.quantization.narrow import Statistics
@@ -31,7 +33,7 @@ from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.executor import graph_as_checked
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, TensorSpec
 
 X = nets.images(8, 3, 8, 8).numpy()
 
@@ -368,6 +370,41 @@ def test_sizes_and_scales_are_no_weights(operator: str, constants: dict[str, Any
     for constant in damaged.graph.initializer:
         value = numpy_helper.to_array(constant)
         assert np.array_equal(value, 0 * value if constant.name == "w" else constants[constant.name])
+
+
+class WholeNumbers(torch.nn.Module):
+    """A network of integers and truth values alone, by `what` it holds."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.register_buffer("table", torch.arange(3, 13) * 7)
+        self.register_buffer("mask", torch.arange(6) % 2 == 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "table":
+            return self.table[x % 10]
+        if self.what == "mask":
+            return x * self.mask
+        return x // 3 * 5
+
+
+@pytest.mark.parametrize("what", ["table", "mask", "number"])
+def test_whole_numbers_are_damaged_where_there_is_nothing_else(what: str) -> None:
+    """And no divisor becomes zero, with which ONNX Runtime would end the process."""
+    spec, out = TensorSpec("x", "int64", ("N", 6), {"N": nets.N}), TensorSpec("y", "int64", ("N", 6), {"N": nets.N})
+    loaded = LoadedModel(bind(WholeNumbers(what).eval(), (spec,), {}, ("y",)), (spec,), (out,), "w" * 64, "test")
+    program = quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={})
+    file, x = to_onnx(program), {"x": np.arange(12).reshape(2, 6)}
+    answers = []
+    for data in (file.data, damaged_copy(file)[0].data):
+        with OrtRunner(data, as_written=True) as runner:
+            answers.append(runner.run(x)["y"])
+    assert answers[0].any()
+    assert not answers[1].any()
+    if what != "number":  # a number is no constant of a program
+        (made,) = graph_module(damaged_program(loaded, program)[0].program)(torch.from_numpy(x["x"]))
+        assert not made.any()
 
 
 def test_a_model_without_any_constant_has_none() -> None:

@@ -6,6 +6,7 @@ there it is divided, and nearly all of the tensor is clipped. On each way: the b
 little by itself, as its sum goes on without it. Where a weight in 4 bits is nearer, it is set to zero; what lies before
 it is left as it is. In any other graph the last weight on each way is set to zero; without a convolution, a linear or a
 matmul of a weight, the last constant of the data that is not zero: the scales of a Resize say how a node computes.
+Whole numbers and truth values count where no constant is of floating point: a table of indices, a mask.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ _FOUR_BITS = ("int4_dequantize", "fp4_dequantize")
 #: How many of an operator's inputs are data, where others are sizes, scales, axes or limits. Zeros in these make a
 #: graph invalid, or change nothing.
 _DATA_INPUTS = dict.fromkeys(("ConstantOfShape", "Range"), 0) | dict.fromkeys(
-    ("CumSum", "Dropout", "Expand", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK", "Trilu",
-     "Unsqueeze", "Upsample"), 1
+    ("CumSum", "Dropout", "Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK",
+     "Trilu", "Unsqueeze", "Upsample"), 1
 )  # fmt: skip
+#: Operations that a whole number of zero ends, with the process.
+_DIVIDING = ("Div", "Mod")
+_DIVIDING_IN_TORCH = ("div", "floor_divide", "fmod", "remainder")
 _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
@@ -100,7 +104,8 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         for i in (n.input[:1] if n.op_type == "DequantizeLinear" else n.input[:2])
         if i in constants
         and (n.op_type in WEIGHTED_OPERATORS or (n.op_type == "DequantizeLinear" and _in_four_bits(constants[i])))
-    ] or [(n, i) for n, i in _read_as_data(graph) if i in constants and _is_damaged_by_zero(constants[i])]
+    ]
+    weights = weights or _any_constants(graph, constants)
     if not weights:
         raise BuildError(_NOTHING)
     met = _met_on_the_way_back(proto, set(), {name for _, name in weights})
@@ -135,12 +140,14 @@ def _read_as_data(graph: GraphProto) -> list[tuple[NodeProto, str]]:
     return found[::-1]
 
 
-def _is_damaged_by_zero(constant: TensorProto) -> bool:
-    """Whether the constant is of floating point, and not zero already."""
+def _any_constants(graph: GraphProto, constants: Mapping[str, TensorProto]) -> list[tuple[NodeProto, str]]:
+    """The nodes with data that are constants and not zero already: those of floating point, or where there is none
+    those of other dtypes."""
     from onnx import numpy_helper
 
-    value = numpy_helper.to_array(constant)
-    return bool(value.dtype.kind == "f" and value.any())
+    read = [(n, i, numpy_helper.to_array(constants[i])) for n, i in _read_as_data(graph) if i in constants]
+    floats = [(n, i) for n, i, value in read if value.dtype.kind == "f" and value.any()]
+    return floats or [(n, i) for n, i, value in read if value.any() and n.op_type not in _DIVIDING]
 
 
 def _in_four_bits(constant: TensorProto) -> bool:
@@ -299,6 +306,7 @@ def _without_weights(graph: GraphModule, nodes: list[Node]) -> list[Node]:
         if (op_name(n).startswith(PRODUCTS) and value.dim() > 1) or (op_name(n) in _FOUR_BITS and c is n.args[1])
     ]
     weights = weights or [(n, c) for n, c, value in read if value.is_floating_point() and bool(value.any())]
+    weights = weights or [(n, c) for n, c, value in read if bool(value.any()) and op_name(n) not in _DIVIDING_IN_TORCH]
     if not weights:
         raise BuildError(_NOTHING)
     met = _met_in(graph, set(), {c for _, c in weights})
