@@ -162,8 +162,15 @@ def _npz_rows(path: Path, name: str) -> Callable[[int], Array]:
     return lambda i: array()[i]
 
 
+#: The dtypes of safetensors that NumPy has too.
+_NUMPYS = ("BOOL", "U8", "U16", "U32", "U64", "I8", "I16", "I32", "I64", "F16", "F32", "F64")
+
+
 def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
     file: Any = safe_open(str(path), framework="np")
+    for name in {*(i.name for i in inputs), LABELS} & set(file.keys()):
+        if (kind := file.get_slice(name).get_dtype()) not in _NUMPYS:
+            raise CalibError(f"{path}: {name!r} must be in a dtype of NumPy's (got {kind}). Save it in float32.")
     return {name: (tuple((part := file.get_slice(name)).get_shape()), _slice_row(part)) for name in file.keys()}  # noqa: SIM118
 
 

@@ -54,6 +54,17 @@ def test_an_input_may_be_called_labels(tmp_path):
         opened(write(tmp_path / "t.npz", {"x": DATA["x"]}), [X, InputSpec("labels", "int64", (None,))])
 
 
+@pytest.mark.parametrize(("kind", "name"), [("bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3")])
+def test_dtypes_that_numpy_lacks_are_refused_when_the_file_is_opened(tmp_path, kind, name):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save
+
+    save({"x": torch.zeros(6, *DATA["x"].shape[1:]).to(getattr(torch, kind))}, tmp_path / "x.safetensors")
+    message = rf"x\.safetensors: 'x' must be in a dtype of NumPy's \(got {name}\)\. Save it in float32\."
+    with pytest.raises(CalibError, match=message):
+        opened(tmp_path / "x.safetensors", [X])
+
+
 def test_npy_feeds_one_input(tmp_path):
     np.save(tmp_path / "x.npy", DATA["x"].astype(np.float64))
     source = opened(tmp_path / "x.npy", [X])

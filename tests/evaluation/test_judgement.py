@@ -26,6 +26,7 @@ from trtpipe.evaluation.intervals import (
 )
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
+from trtpipe.evaluation.metrics import sqnr_db
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
 from trtpipe.job.job import BOXED, COCO_OUTPUTS
 from trtpipe.job.limits import Limits, MetricLimits, OwnMetric
@@ -603,3 +604,25 @@ def test_built_in_metrics_are_of_samples(function: str) -> None:
     )
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         made.require_figures()
+
+
+def test_shares_of_no_sample_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was executed has numbers only where the baseline has none."""
+    rows = {1.0: [1.0, 1.0, math.nan], 0.0: [math.nan, math.nan, 0.0]}
+    metric = named(lambda outputs, labels, ids: np.array(rows[float(outputs["y"][0, 0])]), monkeypatch)
+    made = judge("m", metric, labelled=False)
+    ones, ids = np.ones((3, 1)), tuple("abc")
+    metrics, problems = Judgement((made,), None, ids, {"y": ones}).measure({"y": ones * 0})
+    assert any("m is NaN in 2 of 3 samples of what was executed" in p for p in problems)
+    assert {m.interval for m in metrics if m.name == "m_engine"} == {None}
+
+
+def test_nothing_lost_is_zero_and_not_minus_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = named(lambda outputs, labels, ids: np.abs(outputs["y"][:, 0]), monkeypatch).model_copy(
+        update={"larger_is_better": False}
+    )
+    ones, ids = np.ones((3, 1)), tuple("abc")
+    made = Judgement((judge("m", metric, labelled=False),), None, ids, {"y": ones}).measure({"y": ones})[0]
+    (drop,) = (m for m in made if m.name == "m_drop")
+    assert str(drop.value) == "0.0"
+    assert str(sqnr_db(np.ones((2, 3)), np.zeros((2, 3)))) == "0.0"

@@ -70,6 +70,13 @@ def test_miou_is_torchmetrics(form: str) -> None:
     assert figure("miou", {"y": output}, labels, **args).value == pytest.approx(float(expected), abs=1e-6)
 
 
+@pytest.mark.parametrize("labels", [[0.0, np.nan, 1.0, 2.5], [True, False, True, True]])
+def test_top5_takes_classes_alone(labels: list[float]) -> None:
+    message = r"needs classes as integers \(got (float64|bool)\)\. Save them so, -1 where one is unknown"
+    with pytest.raises(InputError, match=message):
+        figure("top5", {"y": np.ones((4, 9))}, np.array(labels))
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint32, np.uint64, np.int64])
 def test_masks_are_as_wide_as_they_are(kind: type) -> None:
     """The number of a pair of 100 classes is beyond a byte."""

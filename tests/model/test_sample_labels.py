@@ -48,6 +48,18 @@ def test_masks_are_found_by_name_and_keep_their_classes(tmp_path: Path) -> None:
     assert set(np.unique(found[0])) == {int(np.asarray(palette)[0, 0])}
 
 
+@pytest.mark.parametrize("values", [["a", "b"], np.zeros(2, "M8[s]"), np.zeros(2, complex), np.zeros(2, "i4,f4")])
+def test_labels_that_are_no_numbers_are_refused(tmp_path: Path, values: Any) -> None:
+    array = np.asarray(values)
+    np.save(tmp_path / "l.npy", array)
+    with pytest.raises(InputError) as caught:
+        labels_of(str(tmp_path / "l.npy"), ("x.npy[0]", "x.npy[1]"), None)
+    assert str(caught.value) == (
+        f"check.labels: {tmp_path}/l.npy: must be a readable .npy of plain numbers (got dtype {array.dtype}). "
+        "Save them as numbers."
+    )
+
+
 def test_masks_that_lost_something_are_refused(tmp_path: Path) -> None:
     """JPEG blurs numbers of classes into others; whatever the name says."""
     folder = masks(tmp_path / "masks")

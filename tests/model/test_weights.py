@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path)
     assert str(caught.value) == (
         "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported global: GLOBAL "
         "torch.nn.modules.linear.Linear). Save the state_dict, not the module."
+    )
+
+
+class Running:
+    """A pickle that runs a command as it is read."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("exit 1",)
+
+
+def test_a_pickle_that_runs_something_is_refused_without_advice_to_let_it(job: Any, tmp_path: Path) -> None:
+    torch.save({"state_dict": {"fc.weight": torch.zeros(3, 4)}, "more": Running()}, tmp_path / "w.pt")
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+    assert str(caught.value) == (
+        "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported GLOBAL "
+        f"{os.system.__module__}.system). It would run that when it is read: save the state_dict, of tensors alone."
     )
 
 

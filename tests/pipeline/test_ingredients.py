@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import subprocess
 import sys
 from typing import get_args
@@ -9,7 +10,7 @@ import pytest
 from trtpipe.job.load import read_job
 from trtpipe.job.sections import Build, Correction, OwnMetric
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import Machine
+from trtpipe.pipeline.cache.environment import Machine, source_fingerprint
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
 from trtpipe.pipeline.cache.sources import environment_variables
 from trtpipe.pipeline.prepared import Stages
@@ -207,6 +208,66 @@ def test_a_graph_has_every_option_of_the_build_that_it_is_made_with_in_its_key(f
     for name in named:
         other = Ingredients({**parts, f"job build.{name}": "another"})
         assert "graph" in changed(stage_keys(job, Ingredients(parts)), stage_keys(job, other)), name
+
+
+def altered(job, section, **values):
+    return job.model_copy(update={section: getattr(job, section).model_copy(update=values)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ({"a": "false"}, {"a": False}, 'model.args.a "false" -> false'),
+        ({"a": "18"}, {"a": 18}, 'model.args.a "18" -> 18'),
+        ({"a": "null"}, {"a": None}, 'model.args.a "null" -> null'),
+        ({"a": "{}"}, {"a": {}}, 'model.args.a "{}" -> {}'),
+        ({"a": '["b"]'}, {"a": ["b"]}, 'model.args.a "[\\"b\\"]" -> ["b"]'),
+        ({"a": "one"}, {"a": "two"}, "model.args.a one -> two"),
+        ({"a.b": 1}, {"a": {"b": 1}}, 'model.args."a.b" removed, or set to its default (1)'),
+        ({"a": {"b.c": 1}}, {"a": {"b": {"c": 1}}}, 'model.args.a."b.c" removed, or set to its default (1)'),
+        ({"a b": 1, "c": 2}, {"a b": 2, "c": 2}, 'model.args."a b" 1 -> 2'),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, 'model.args order ["a", "b"] -> ["b", "a"]'),
+        ({"of": [{"a": 1, "b": 2}]}, {"of": [{"b": 2, "a": 1}]},
+         'model.args.of [{"a": 1, "b": 2}] -> [{"b": 2, "a": 1}]'),
+    ],
+)  # fmt: skip
+def test_arguments_that_differ_have_other_keys(folder, one, other, reason):
+    job = read_job(nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors"))
+    survey = Survey(Digests(), MACHINE)
+    jobs = [altered(job, "model", args=args) for args in (one, other)]
+    (before, now), keys = zip(*((found := survey.ingredients(j), stage_keys(j, found)) for j in jobs), strict=True)
+    assert before.key != now.key
+    assert changed(*keys) == ALL
+    assert reason in now.changes(before.parts)
+    assert not any(" order" in r for r in now.changes(before.parts)) or " order" in reason
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "stages"),
+    [
+        ("inputs", None, ALL),
+        ("outputs", None, ALL),
+        ("formats", {"a*": "fp8", "*b": "int8"}, {"graph", "engine"}),
+        ("device_types", {"a*": "dla", "*b": "gpu"}, {"engine"}),
+    ],
+)
+def test_the_order_of_what_a_job_names_counts(folder, section, value, stages):
+    """The first of two outputs is the network's first; of two globs that fit the last decides."""
+    job = read_job(nights.write_job(folder, "a", "precision: {int8_mode: true}\n", "w0.safetensors"))
+    names = {"formats": "precision", "device_types": "build"}
+    of = value or {name: next(iter(getattr(job, section).values())) for name in ("a", "b")}
+    turned = dict(reversed(of.items()))
+    found = []
+    for mapping in (of, turned):
+        given = {section: mapping}
+        made = altered(job, names[section], **given) if section in names else job.model_copy(update=given)
+        parts = Survey(Digests(), MACHINE).ingredients(made)
+        found.append((made, parts, stage_keys(made, parts), source_fingerprint(made, {})))
+    (_, before, keys, source), (_, now, others, other_source) = found
+    assert changed(keys, others) >= stages
+    path = f"{names[section]}.{section}" if section in names else section
+    assert now.changes(before.parts) == (f"{path} order {json.dumps(list(of))} -> {json.dumps(list(turned))}",)
+    assert source != other_source
 
 
 def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):

@@ -79,6 +79,46 @@ def test_external_data_are_read_and_count(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("places", ["initializers", "attributes", "a branch", "a function"])
+def test_all_external_data_count_wherever_they_are(tmp_path: Path, places: str) -> None:
+    """Two files of one name in different folders, for initializers and for what nodes hold."""
+    tensors = []
+    for folder in ("enc", "head"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "w.bin").write_bytes(np.ones(256, np.float32).tobytes())
+        tensor = numpy_helper.from_array(np.ones(256, np.float32), folder)
+        onnx.external_data_helper.set_external_data(tensor, f"{folder}/w.bin")
+        tensor.ClearField("raw_data")
+        tensors.append(tensor)
+    constants = [helper.make_node("Constant", [], [t.name], value=t) for t in tensors]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])
+    branch = helper.make_graph([helper.make_node("Add", ["enc", "head"], ["y"])], "b", [], [y], tensors)
+    nodes = {
+        "initializers": [helper.make_node("Add", ["enc", "head"], ["y"])],
+        "attributes": [*constants, helper.make_node("Add", ["enc", "head"], ["y"])],
+        "a branch": [helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch)],
+        "a function": [helper.make_node("F", [], ["y"], domain="own")],
+    }[places]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.BOOL, [])], [y])
+    if places == "initializers":
+        graph.initializer.extend(tensors)
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    body = [*constants, helper.make_node("Add", ["enc", "head"], ["y"])]
+    functions = [helper.make_function("own", "F", [], ["y"], body, versions[:1])] if places == "a function" else []
+    path = tmp_path / "m.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=versions, functions=functions).SerializeToString())
+    files = (tmp_path / "enc/w.bin", tmp_path / "head/w.bin")
+    assert data_files(path) == files
+    job = read_job(write_job(tmp_path, "m"))
+    keys = set()
+    for k in range(3):
+        if k:
+            files[k - 1].write_bytes(np.full(256, k + 1, np.float32).tobytes())
+        with Digests() as digests:
+            keys.add(Survey(digests, this_machine(digests)).ingredients(job).key)
+    assert len(keys) == 3
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -223,6 +223,28 @@ def test_disabled_fake_quantizers_are_none() -> None:
     assert isinstance(network[0], torch.nn.Identity)  # type: ignore[index]
 
 
+class Twice(torch.nn.Module):
+    """One fake quantizer under two names in one parent, and a block of both under two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = fake()
+        self.other = self.one
+        self.block = torch.nn.Sequential(torch.nn.Linear(3, 3), self.one)
+        self.same = self.block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.same(self.other(x)) + self.block(self.one(x))  # type: ignore[no-any-return]
+
+
+def test_a_fake_quantizer_of_several_names_is_taken_off_under_each() -> None:
+    from trtpipe.model.quantizers import take_quantizers_off
+
+    network = take_quantizers_off(Twice().eval(), "model.factory")
+    assert network.one is network.other is network.block[1] is network.same[1]  # type: ignore[index]
+    assert not [n for n, m in network.named_modules(remove_duplicate=False) if "FakeQuantize" in type(m).__name__]
+
+
 class TensorQuantizer(torch.nn.Module):
     """NVIDIA ModelOpt 0.47's, by the names of its attributes (it was held against the real one by hand)."""
 

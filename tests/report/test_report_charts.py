@@ -78,7 +78,16 @@ def test_compact(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.99722, "99.72 %"), (1.0, "100 %"), (0.0, "0 %"), (0.00001, "< 0.01 %"), (-0.01, "−1 %")]
+    ("share", "text"),
+    [
+        (0.99722, "99.72 %"),
+        (1.0, "100 %"),
+        (0.0, "0 %"),
+        (0.00001, "< 0.01 %"),
+        (-0.01, "−1 %"),
+        (0.99998, "> 99.99 %"),
+        (0.9999, "99.99 %"),
+    ],
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text

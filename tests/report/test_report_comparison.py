@@ -73,6 +73,21 @@ def test_what_a_model_sorts_is_no_classes() -> None:
     assert confusion(ComparedOutputs(values, found, [""] * 8, unranked=("v", "y")), None) is None
 
 
+def test_numbers_have_no_least_similar_sample() -> None:
+    """One number has no direction but its sign, so that their similarity is one figure of all samples."""
+    reference, executed = np.arange(1.0, 9.0), np.arange(1.0, 9.0)
+    executed[7] += 5
+    maps = np.ones((8, 2, 2), np.float32)
+    turned = maps.copy()
+    turned[3, 0] = -1
+    ids = list("abcdefgh")
+    assert gallery(ComparedOutputs({"y": reference}, {"y": executed}, ids), None) is None
+    both = ComparedOutputs({"y": reference, "m": maps}, {"y": executed, "m": turned}, ids)
+    found = gallery(both, None)
+    assert found is not None
+    assert (found.output, found.shown[0].id) == ("m", "d")
+
+
 def test_nothing_to_pair_is_nothing_to_show() -> None:
     compared = ComparedOutputs({"y": np.ones((2, 3), np.float32)}, {"z": np.ones((2, 3), np.float32)}, ["a", "b"])
     assert gallery(compared, None) is None

@@ -72,6 +72,8 @@ class Figure:
         if self.rows is None or total is None:
             return None
         rows = self.rows[~self.without()] if self.each else self.rows
+        if not len(rows):  # all are NaN, which is a problem by itself
+            return None
         if self.shares:
             return intervals.binomial_interval(int(rows.sum()), len(rows))
         return intervals.bootstrap_interval(lambda chosen: total(rows[chosen]), len(rows))
@@ -303,7 +305,7 @@ class Judgement:
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1
                 made.insert(0, Metric(judge.name + BASELINE_SUFFIX, output, before.value))
-                drop = sign * less(before.value, after.value)
+                drop = sign * less(before.value, after.value) + 0.0  # never -0
                 made.append(Metric(judge.name + DROP_SUFFIX, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
         return metrics, [*(f"{m.name} is NaN" for m in metrics if math.isnan(m.value)), *problems]

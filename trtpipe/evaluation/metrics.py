@@ -83,7 +83,7 @@ def sqnr_db(reference: Array, output: Array) -> float:
     """
     ratio = relative_l2(reference, output)
     with np.errstate(divide="ignore"):
-        return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
+        return float(-20 * np.log10(ratio) + 0.0) if ratio < float("inf") else float("-inf")
 
 
 def last_label(labels: Array | None) -> int:

@@ -42,10 +42,12 @@ def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | Non
     if scores.ndim != 2 or known.shape != (len(scores),):
         raise Unfit(f"needs scores [S, C] and a class for each sample (got {_shape(scores)} and {_shape(known)})")
     classes = scores.shape[1]
-    if (most := int(known.max(initial=0))) >= classes:
-        raise Unfit(f"needs labels below the {classes} columns of the scores (got {most}). Take another output")
     if k >= classes:
         raise Unfit(f"needs a k below the {classes} classes, with which any answer is right (got {k}). Set `k` in args")
+    if known.dtype.kind not in "iu":
+        raise Unfit(f"needs classes as integers (got {known.dtype}). Save them so, -1 where one is unknown")
+    if (most := int(known.max(initial=0))) >= classes:
+        raise Unfit(f"needs labels below the {classes} columns of the scores (got {most}). Take another output")
     best = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k]
     return np.where(known < 0, np.nan, (best == known[:, None]).any(axis=1).astype(np.float64))
 

@@ -374,4 +374,6 @@ def _opened(path: str) -> Array:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _fault(path, "be a readable .npy of plain numbers", error) from error
+    if array.dtype.kind not in "biuf":
+        raise _fault(path, "be a readable .npy of plain numbers", f"dtype {array.dtype}", "Save them as numbers.")
     return np.atleast_1d(array)

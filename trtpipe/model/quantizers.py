@@ -77,15 +77,17 @@ def take_quantizers_off(network: torch.nn.Module, where: str, *, recalibrate: bo
         if type(tensor).__module__.startswith("torchao.") or tensor.is_quantized:
             kind = type(tensor).__name__ if not tensor.is_quantized else str(tensor.dtype)
             raise InputError(f"{where}: {name} must be in floating point (got {kind}). {_FLOAT}")
-    for path, parent in list(network.named_modules()):
-        for name, child in list(parent.named_children()):
-            place = f"{path}.{name}" if path else name
+    every = dict(network.named_modules(remove_duplicate=False))  # one may have several names, in one parent too
+    others: dict[torch.nn.Module, torch.nn.Module | None] = {}
+    for place, child in every.items():
+        path, _, name = place.rpartition(".")
+        if child not in others and place:
             try:
-                other = _without(child, f"{where}: {place}", recalibrate)
+                others[child] = _without(child, f"{where}: {place}", recalibrate)
             except InputError as error:
-                other = UnfitQuantizer(error)
-            if other is not None:
-                setattr(parent, name, other)
+                others[child] = UnfitQuantizer(error)
+        if (other := others.get(child)) is not None:
+            setattr(every[path], name, other)
     for module in [m for m in network.modules() if isinstance(m, GraphModule)]:
         _take_qdq_off(module, where, recalibrate)
     return network

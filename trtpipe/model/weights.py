@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,10 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
             raise InputError(f"model.weights: must be a file of tensors (got {got}). {step}") from None
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
+        if blocked := re.search(r"unsupported GLOBAL \S+", reason):  # below advice to switch the protection off
+            reason = f"U{blocked[0][1:]}"
         step = "Save the state_dict, not the module." if " global" in str(error) else "Is it one, and all of it there?"
+        step = "It would run that when it is read: save the state_dict, of tensors alone." if blocked else step
         if "numpy" in reason:
             step = "Make its NumPy arrays tensors, by torch.from_numpy, and save it again."
         raise InputError(

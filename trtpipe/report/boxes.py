@@ -106,7 +106,7 @@ def _image(compared: ComparedOutputs, name: str, of: Detections) -> Image.Image 
 def _blank(sets: list[Drawn]) -> Image.Image:
     """A grey field that holds all boxes."""
     ends = [boxes.corners[:, 2:].max(0) for boxes in sets if len(boxes.corners)]
-    width, height = np.clip(np.max(ends, 0), 1, 4096).astype(int) if ends else (_SIDE, _SIDE)
+    width, height = np.clip(np.nan_to_num(np.max(ends, 0)), 1, 4096).astype(int) if ends else (_SIDE, _SIDE)
     return Image.new("RGB", (int(width) + 1, int(height) + 1), (120, 120, 124))
 
 

@@ -166,11 +166,12 @@ def _least_overlapping(compared: ComparedOutputs, pairs: Sequence[tuple[Drawn, D
 
 
 def _least_similar(compared: ComparedOutputs, only: str | None = None) -> Gallery | None:
-    """The samples with the least cosine similarity, over all outputs that can be paired, or of one."""
+    """The samples with the least cosine similarity, over all outputs that can be paired, or of one; an output of one
+    number a sample has none of each."""
     worst: Array | None = None
     output = ""
     for name, reference in compared.reference.items():
-        if only not in (None, name) or not _is_paired(compared, name, reference):
+        if only not in (None, name) or not _is_paired(compared, name, reference) or reference[0].size == 1:
             continue
         similarity = np.nan_to_num(metrics.cosine(reference, compared.outputs[name]), nan=-1.0)
         if worst is None or float(similarity.min()) < float(worst.min()):

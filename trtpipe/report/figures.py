@@ -24,12 +24,15 @@ def compact(x: float, digits: int = 4) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """A share in [0, 1] as percent: "99.72 %", "0 %", and "< 0.01 %" for what would read as 0 and is not."""
+    """A share in [0, 1] as percent: "99.72 %", "0 %", and "< 0.01 %" or "> 99.99 %" for what would read as 0
+    or 100 and is not."""
     if not math.isfinite(share):
         return compact(share)
     least = 10.0**-digits
     if 0 < abs(100 * share) < least / 2:
         return f"< {least:.{digits}f} %"
+    if 100 - least / 2 <= 100 * share < 100:
+        return f"> {100 - least:.{digits}f} %"
     return f"{shortest(100 * share, digits)} %".replace("-", "−")
 
 

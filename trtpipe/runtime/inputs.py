@@ -95,7 +95,8 @@ def _folder(folder: Path, model: Model) -> Feed:
 
 
 def _arrays(path: Path, model: Model) -> Feed:
-    """Arrays as a check reads them; whether their sizes are the engine's is seen when they are run."""
+    """Arrays as they are stored, whose dtypes have to be the bindings'; whether their sizes are the engine's is seen
+    when they are run."""
     inputs = [InputSpec(s.name, s.dtype, (None,) * len(s.shape[1:])) for s in model.manifest.inputs]
     try:
         samples = open_arrays(str(path), inputs)

@@ -92,6 +92,11 @@ BY_RUNTIME: list[tuple[str, dict[str, Any], list[Any], int]] = [
     ("DepthToSpace", {"blocksize": 2}, [np.arange(32, dtype=np.float32).reshape(1, 8, 2, 2)], 17),
     ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}, [np.arange(32, dtype=np.float32).reshape(1, 8, 2, 2)], 17),
     ("Einsum", {"equation": "ij,jk->ik"}, [np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)], 17),
+    *(
+        ("CumSum", at, [np.array([[1, 1e30, 2, 3], [4, 5, 6, 7]], np.float32), np.array(axis)], 17)
+        for at in ({"exclusive": 1}, {"exclusive": 1, "reverse": 1}, {"reverse": 1})
+        for axis in (0, 1)
+    ),
     ("LayerNormalization", {}, [PLANE[0, 0, :2, :3], PLANE[0, 0, 0, :3], PLANE[0, 0, 1, :3]], 17),
     ("Mod", {"fmod": 1}, [np.array([-5.5, 5.5], np.float32), np.array([2.0, -2.0], np.float32)], 17),
     ("Not", {}, [np.array([True, False])], 17),

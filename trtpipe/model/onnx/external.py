@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calib.files import FETCH, LFS_POINTER, is_lfs_pointer
 from trtpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
@@ -21,14 +26,30 @@ def data_names(path: Path) -> tuple[str, ...]:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # noqa: BLE001  # whatever protobuf raises: loading the model will say what is wrong with it
         return ()
+    nodes = (node for function in model.functions for node in function.node)
     names = {
         entry.value
-        for tensor in model.graph.initializer
+        for tensor in (*_of_graph(model.graph), *_of_nodes(nodes))
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
     }
     return tuple(sorted(names))
+
+
+def _of_graph(graph: GraphProto) -> Iterator[TensorProto]:
+    """All tensors of a graph, and of those in it."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for attribute in (a for node in nodes for a in node.attribute):
+        yield from (attribute.t, *attribute.tensors)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _of_graph(graph)
 
 
 def require_inside(folder: Path, location: str) -> None:

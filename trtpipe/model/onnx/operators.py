@@ -208,8 +208,10 @@ def _top_k(node: Node, x: Value, k: Value | None = None) -> tuple[Value, ...]:
 def _cumsum(node: Node, x: Value, axis: Value) -> Value:
     data, along = as_tensor(x), as_number(node, axis)
     turned = data.flip(along) if node.get("reverse", 0) else data
+    if node.get("exclusive", 0):  # of what is before each, so that no rounding of its own is in it
+        before = turned.narrow(along, 0, turned.shape[along] - 1)
+        turned = torch.cat([torch.zeros_like(turned.narrow(along, 0, 1)), before], along)
     total = torch.cumsum(turned, along, dtype=data.dtype)
-    total = total - turned if node.get("exclusive", 0) else total
     return total.flip(along) if node.get("reverse", 0) else total
 
 

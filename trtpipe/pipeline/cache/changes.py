@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtpipe.pipeline.cache.reads import NAMES
+from trtpipe.pipeline.cache.settings import shown as shown_setting
 
 #: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
 ASKED = tuple(f"{NAMES[kind]} " for kind in ("presence", "status", "rights", "attributes"))
@@ -47,6 +48,8 @@ def change(name: str, before: str | None, now: str | None) -> str:
         short = _READ_AS[what].format(path)
     elif " source " in f" {name}" and name != "trtpipe source":
         short = f"source of {name.rpartition(' ')[2]}"
+    if name.startswith("job "):
+        before, now = (text and shown_setting(text) for text in (before, now))
     if before is None or now is None:
         gone = "removed, or set to its default" if name.startswith("job ") else "removed"
         what = "added" if before is None else gone

@@ -18,6 +18,7 @@ from trtpipe.job.importable import find_module
 from trtpipe.jsontext import json_digest
 from trtpipe.packages import brought, distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.settings import ORDER, settings
 from trtpipe.trt import driver as cuda
 from trtpipe.values import Target
 
@@ -73,7 +74,7 @@ def portable_job(job: Job) -> str:
         if isinstance(value, dict):
             sections[section] = {k: v for k, v in value.items() if f"{section}.{k}" not in WITHOUT_EFFECT}
     kept = {n: v for n, v in sections.items() if v != {} and (n == "name" or n not in WITHOUT_EFFECT)}
-    return json.dumps(relative(kept), sort_keys=True, indent=1)
+    return json.dumps(relative(kept), indent=1)
 
 
 def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
@@ -85,6 +86,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
+        "orders": {name: names for name, names in settings(job).items() if name.endswith(ORDER)},
         "build": job.build.model_dump(mode="json", exclude={*_build_without_effect(), "plugins"}),  # among the parts
         "inputs": {n: i.model_dump(mode="json") for n, i in job.inputs.items()},
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},

@@ -7,16 +7,15 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calib.errors import CalibError
 from calib.files import unreadable
@@ -26,7 +25,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.jsontext import json_digest
 from trtpipe.model.computing import cpu_asked
-from trtpipe.model.onnx.external import data_files
+from trtpipe.model.onnx.external import data_files, data_names
 from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import (
@@ -41,6 +40,7 @@ from trtpipe.pipeline.cache.environment import (
 from trtpipe.pipeline.cache.kinds import BUILT
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads, recall
+from trtpipe.pipeline.cache.settings import ORDER, as_part, is_reordered, settings
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
@@ -87,7 +87,8 @@ class Ingredients:
         """What differs from `before`, as a report says it, each once (a source may be of several callables); digests
         are not shown, settings and versions are."""
         names = sorted({*self.parts, *before}, key=lambda n: (rank(n), n))
-        changed = [n for n in names if before.get(n) != self.parts.get(n)]
+        pairs = {n: (before.get(n), self.parts.get(n)) for n in names}
+        changed = [n for n, of in pairs.items() if of[0] != of[1] and (not n.endswith(ORDER) or is_reordered(*of))]
         return tuple(dict.fromkeys(change(n, before.get(n), self.parts.get(n)) for n in changed))
 
     def reasons(self, before: Mapping[str, str]) -> tuple[str, ...]:
@@ -170,20 +171,20 @@ class Survey:
         """
         parts: dict[str, str] = {"name": job.name}
         notes: list[str] = []
-        flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         folder = job.folder or Path.cwd()
-        for key, value in flat.items():
+        for key, value in settings(job).items():
             if key == "build.plugins":
-                parts |= {f"plugin {os.path.basename(path)}": self._content(key, path) for path in value}
+                parts |= {f"plugin {os.path.basename(path)}": self._content(key, path) for path in job.build.plugins}
             elif key in CONTENTS:
+                value = str(value)
                 content = self._content(key, value)
                 # Of arrays each sample has the file's name, by which it is drawn and has its place.
                 parts[CONTENTS[key]] = f"{os.path.basename(value)} {content}" if key.endswith(".arrays") else content
                 parts[f"path {key}"] = os.path.relpath(value, folder)
-                for path in data_files(Path(value)) if key == "model.onnx" else ():
-                    parts[f"onnx data {path.name}"] = self._content(key, str(path))
+                for name in data_names(Path(value)) if key == "model.onnx" else ():
+                    parts[f"onnx data {name}"] = self._content(key, str(Path(value).parent / name))
             elif key not in WITHOUT_EFFECT:
-                parts[f"job {key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                parts[f"job {key}"] = as_part(value)
         if job.calibration is not None and job.calibration.images is not None:
             parts["calibration classes"] = json_digest([*class_folders(job.calibration.images)])
         for option, target in job.callables.items():
@@ -266,8 +267,8 @@ class Survey:
 
     def files(self, job: Job) -> tuple[Path, ...]:
         """Files and folders whose content is among the job's ingredients, whatever its code reads."""
-        flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
-        paths = [*map(Path, job.build.plugins), *(Path(value) for key, value in flat.items() if key in CONTENTS)]
+        named = (Path(str(value)) for key, value in settings(job).items() if key in CONTENTS)
+        paths = [*map(Path, job.build.plugins), *named]
         paths += data_files(Path(job.model.onnx)) if job.model.onnx else ()
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
@@ -387,12 +388,3 @@ def with_reads(
 
 
 _OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})
-
-
-def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, value

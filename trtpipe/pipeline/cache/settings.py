@@ -1,0 +1,74 @@
+"""What a job sets, as parts of its keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+
+#: What ends the name of an order.
+ORDER = " order"
+
+
+def settings(job: Job) -> dict[str, object]:
+    """Every setting that is not the default, by its dotted path, in JSON's own types.
+
+    Beside what the job names itself (bindings, globs of formats, metrics, arguments) stand the names in its order,
+    under `<path> order`: the first of two outputs is the network's first, of two globs that fit the last decides.
+    """
+    flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
+    return flat | dict(_orders(job))
+
+
+def _flat(value: object, at: str = "") -> Iterator[tuple[str, object]]:
+    """Path and value of everything in nested mappings."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, _below(at, key))
+    else:
+        yield at, value
+
+
+def _orders(value: object, at: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Path and names of the mappings whose names are the job's own and no fields of a section."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _orders(getattr(value, name), _below(at, name))
+    elif isinstance(value, Mapping):
+        if len(value) > 1:
+            yield at + ORDER, [str(name) for name in value]
+        for name, inner in value.items():
+            yield from _orders(inner, _below(at, str(name)))
+
+
+def _below(at: str, key: str) -> str:
+    """The path of a key; one with a dot or a space in it is quoted, or it could be that of another."""
+    name = json.dumps(key) if "." in key or " " in key or not key else key
+    return f"{at}.{name}" if at else name
+
+
+def as_part(value: object) -> str:
+    """A setting as one text: JSON, by which `"1"` is not 1."""
+    return json.dumps(value)
+
+
+def shown(part: str) -> str:
+    """A setting's text as people write it: without quotes, unless it could be taken for another value then."""
+    value = json.loads(part)
+    if not isinstance(value, str):
+        return part
+    try:
+        json.loads(value)
+    except ValueError:
+        return value
+    return part
+
+
+def is_reordered(before: str | None, now: str | None) -> bool:
+    """Whether two orders have the same names: where they do not, what was added and removed says so by itself."""
+    return before is not None and now is not None and sorted(json.loads(before)) == sorted(json.loads(now))
