@@ -181,6 +181,10 @@ BROKEN = [
     ([("images: calib", "images: clib")],
      ["job.yaml:14: calibration.images: must be a folder that exists (got 'clib': nothing there). "
       "It is {dir}/clib, from the folder of the job file."]),
+    *(([("  args: {}", f"  args: {args}")],
+       [f"job.yaml:4: model.args: must hold numbers of JSON, in which jobs are sent and kept, and no {got} (got a "
+        f"mapping of {args[1]})."])
+      for args, got in (("{a: .inf}", "inf"), ("{a: [1, {b: .nan}]}", "nan"), ("{a: {b: -.inf}}", "-inf"))),
     ([("images: calib", "images: ~nobody-of-this-name/calib")],
      ["job.yaml:14: calibration.images: must be a folder that exists (got '~nobody-of-this-name/calib': nothing there). "
       "It is {dir}/~nobody-of-this-name/calib, from the folder of the job file."]),

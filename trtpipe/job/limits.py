@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from calib.types import JsonObject
 from trtpipe.figures import own_limit
-from trtpipe.job.section import Section
+from trtpipe.job.section import PlainArguments, Section
 
 #: Limits on a share of the samples, which have intervals.
 SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")
@@ -17,7 +16,7 @@ SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")
 BUILT_IN_METRICS: Mapping[str, bool] = {
     "top5": True, "miou": True, "coco_map": True, "psnr": True, "ssim": True, "mae": False, "cosine": True,
 }  # fmt: skip
-#: Arguments of theirs that name an output, where they are text.
+#: PlainArguments of theirs that name an output, where they are text.
 OF_OUTPUTS = ("output", "boxes", "scores", "classes")
 
 
@@ -27,7 +26,7 @@ class OwnMetric(Section):
     function: str = Field(
         description=f"{', '.join(BUILT_IN_METRICS)}, or package.module:callable(outputs, labels, ids)"
     )
-    args: JsonObject = Field(default_factory=dict, description="further keyword arguments of the function")
+    args: PlainArguments = Field(default_factory=dict, description="further keyword arguments of the function")
     better: Literal["higher", "lower"] | None = Field(
         default=None, description="which figures of a callable are better; higher when absent"
     )

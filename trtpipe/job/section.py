@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, model_validator
+import math
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from calib.types import JsonObject
 
 
 def tuples(value: object) -> object:
     """`value` with every list in it, or in a list of it, as a tuple."""
     return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _finite(args: JsonObject) -> JsonObject:
+    todo = list[object](args.values())
+    while todo:
+        value = todo.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PydanticCustomError("must", f"hold numbers of JSON, in which jobs are sent and kept, and no {value}")
+        todo += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return args
+
+
+#: PlainArguments of a callable, of JSON's own types.
+PlainArguments = Annotated[JsonObject, AfterValidator(_finite)]
 
 
 class Section(BaseModel):

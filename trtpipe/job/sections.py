@@ -14,7 +14,7 @@ from calib.types import JsonObject
 from trtpipe.errors import either
 from trtpipe.job.build_options import MOST_EXTENT, BuildOptions, Number
 from trtpipe.job.limits import Limits, OwnMetric
-from trtpipe.job.section import Section, tuples
+from trtpipe.job.section import PlainArguments, Section, tuples
 from trtpipe.values import (
     EXTENTS,
     BindingDtype,
@@ -81,7 +81,7 @@ class ModelSource(Section):
     """Where the network comes from: factory, program or onnx. A torchscript file is what it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
-    args: JsonObject = Field(default_factory=dict, description="keyword arguments of the factory")
+    args: PlainArguments = Field(default_factory=dict, description="keyword arguments of the factory")
     weights: str | None = Field(default=None, description="state dict, or a checkpoint of one: .safetensors or .pt")
     torchscript: str | None = Field(
         default=None, description="a TorchScript file to compare with, instead of recording a baseline"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
+
+from calib import strictjson
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -59,16 +62,18 @@ def as_part(value: object) -> str:
 
 def shown(part: str) -> str:
     """A setting's text as people write it: without quotes, unless it could be taken for another value then."""
-    value = json.loads(part)
+    value = strictjson.loads(part)
     if not isinstance(value, str):
         return part
     try:
-        json.loads(value)
-    except ValueError:
+        strictjson.loads(value)
+    except (ValueError, RecursionError):
         return value
     return part
 
 
 def is_reordered(before: str | None, now: str | None) -> bool:
     """Whether two orders have the same names: where they do not, what was added and removed says so by itself."""
-    return before is not None and now is not None and sorted(json.loads(before)) == sorted(json.loads(now))
+    orders = [strictjson.loads(order) for order in (before, now) if order is not None]
+    names = [Counter(order) for order in orders if isinstance(order, list)]
+    return len(names) == 2 and names[0] == names[1]
