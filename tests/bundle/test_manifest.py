@@ -54,6 +54,35 @@ def test_every_kind_of_build_option_is_read_back() -> None:
     assert from_json(to_json(written), "m") == written
 
 
+@pytest.mark.parametrize("names", [("layer*", "*"), ("*", "layer*"), ("b", "a", "c"), ("*",), ()])
+def test_globs_keep_their_order(names: tuple[str, ...]) -> None:
+    """The last that fits decides: a device that finishes a kit would put other layers on its DLA."""
+    build = Build(target="tensorrt", device_types={name: "dla" if k else "gpu" for k, name in enumerate(names)})
+    formats = {name: "int8" if k else "fp8" for k, name in enumerate(names)}
+    precision = Precision(int8_mode=True, fp8_mode=True, formats=formats)
+    written = shipping.manifest(kind="kit", engine=None, check=None, build=build, precision=precision)
+    data = to_json(written)
+    read = from_json(data, "m")
+    assert (tuple(read.build.device_types), tuple(read.precision.formats)) == (names, names)
+    assert to_json(read) == data
+    assert (b'"orders"' in data) is (names != tuple(sorted(names)))
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [{}, [], {"build.device_types": ["a"]}, {"build.device_types": ["a", "b"]}, {"build.memory_pools": ["b", "a"]},
+     {"build.device_types": ["b", "c"]}, {"build.device_types": ["b", "a", "a"]}, {"build.device_types": [["b"], "a"]}],
+)  # fmt: skip
+def test_an_order_of_other_globs_is_refused(orders: Any) -> None:
+    build = Build(target="tensorrt", device_types={"b": "dla", "a": "gpu"})
+    raw = json.loads(to_json(shipping.manifest(kind="kit", engine=None, check=None, build=build)))
+    raw = {k: v for k, v in raw.items() if k != "digest"} | {"orders": orders}
+    with pytest.raises(
+        InputError, match=r"^m: orders must name what the manifest holds, otherwise than sorted\. Fetch"
+    ):
+        from_json(canonical(raw), "m")
+
+
 def test_bytes_are_canonical_and_stable() -> None:
     data = to_json(shipping.manifest())
     digest = json.loads(data)["digest"]

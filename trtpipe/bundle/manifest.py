@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from calib.corrections import corrections_path
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
+from calib.types import JsonObject
 from trtpipe.errors import InputError
 from trtpipe.job.build_options import CAPABILITY, MOST_EXTENT, HardwareCompatibility
 from trtpipe.job.limits import Limits
@@ -59,6 +60,10 @@ EngineFile = Literal["model.engine", "model.hybrid", "model.onnx"]
 CALIBRATION = "calibration.json"
 #: The key of the digest of all others.
 _DIGEST = "digest"
+#: The mappings of which the last glob that fits decides; canonical JSON has them sorted, so that an order which is
+#: another one stands beside them, by their path.
+_ORDERS = "orders"
+_ORDERED = (("build", "device_types"), ("precision", "formats"))
 REPORT = "report.html"
 TIMING_CACHE = "timing.cache"
 #: What a bundle may be made of, beside plugins; a manifest that can be read says which.
@@ -274,8 +279,12 @@ def describe_engine(
 
 def to_json(manifest: Manifest) -> bytes:
     """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"; with
-    `digest`, the SHA-256 of what they are without it."""
-    raw: dict[str, object] = plain(manifest.model_dump())
+    `orders`, the globs of which the last that fits decides, where they are not sorted; and with `digest`, the SHA-256
+    of what they are without it."""
+    raw: JsonObject = plain(manifest.model_dump())
+    orders = {f"{section}.{key}": list(raw[section][key]) for section, key in _ORDERED}
+    if unsorted := {path: names for path, names in orders.items() if names != sorted(names)}:
+        raw[_ORDERS] = unsorted
     return _canonical(raw | {_DIGEST: hashlib.sha256(_canonical(raw)).hexdigest()})
 
 
@@ -311,6 +320,8 @@ def from_json(data: bytes, where: str) -> Manifest:
     digest = raw.pop(_DIGEST, None)  # bundles of before have none
     if digest is not None and digest != hashlib.sha256(_canonical(raw)).hexdigest():
         raise InputError(f"{where}: is damaged, or was edited (its digest is of other content). {AGAIN}")
+    if (orders := raw.pop(_ORDERS, None)) is not None and not _put_in_order(raw, orders):
+        raise InputError(f"{where}: {_ORDERS} must name what the manifest holds, otherwise than sorted. {AGAIN}")
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
@@ -319,6 +330,22 @@ def from_json(data: bytes, where: str) -> Manifest:
     if foreign is not None:
         raise InputError(f"{where}: must hold only what schema {SCHEMA_VERSION} knows (got {foreign}). Update trtpipe.")
     return manifest
+
+
+def _put_in_order(raw: JsonObject, orders: object) -> bool:
+    """Give mappings of `raw` the orders of their keys; whether each is one of `_ORDERED`, and names its keys alone."""
+    places = {f"{section}.{key}": (section, key) for section, key in _ORDERED}
+    if not isinstance(orders, dict) or not orders or orders.keys() - places.keys():
+        return False
+    for path, names in orders.items():
+        section, key = places[path]
+        held = raw[section].get(key) if isinstance(raw.get(section), dict) else None
+        if not isinstance(held, dict) or not isinstance(names, list) or names == sorted(held):
+            return False
+        if not all(isinstance(name, str) for name in names) or sorted(names) != sorted(held):
+            return False
+        raw[section][key] = {name: held[name] for name in names}
+    return True
 
 
 def _foreign(where: str, raw: object, known: object) -> str | None:
