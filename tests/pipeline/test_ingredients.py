@@ -210,6 +210,17 @@ def test_a_graph_has_every_option_of_the_build_that_it_is_made_with_in_its_key(f
         assert "graph" in changed(stage_keys(job, Ingredients(parts)), stage_keys(job, other)), name
 
 
+def test_what_an_earlier_night_kept_otherwise_is_said_all_the_same():
+    """Settings that were no JSON, and a file that the code reads whose name ends like that of an order."""
+    before = {"job model.factory": "net:net", "job precision.int8_mode": "true", "read my order": "0a", "name": "a"}
+    now = Ingredients({"job model.factory": '"net:other"', "read my order": "0b", "name": "a"})
+    assert now.changes(before) == (
+        "my order, read by the job's code, changed",
+        "model.factory net:net -> net:other",
+        "precision.int8_mode removed, or set to its default (true)",
+    )
+
+
 def altered(job, section, **values):
     return job.model_copy(update={section: getattr(job, section).model_copy(update=values)})
 

@@ -16,7 +16,7 @@ SHARE_LIMITS = ("top1_agreement_min", "accuracy_drop_max")
 BUILT_IN_METRICS: Mapping[str, bool] = {
     "top5": True, "miou": True, "coco_map": True, "psnr": True, "ssim": True, "mae": False, "cosine": True,
 }  # fmt: skip
-#: PlainArguments of theirs that name an output, where they are text.
+#: Arguments of theirs that name an output, where they are text.
 OF_OUTPUTS = ("output", "boxes", "scores", "classes")
 
 

@@ -26,7 +26,7 @@ def _finite(args: JsonObject) -> JsonObject:
     return args
 
 
-#: PlainArguments of a callable, of JSON's own types.
+#: Arguments of a callable, of JSON's own types.
 PlainArguments = Annotated[JsonObject, AfterValidator(_finite)]
 
 

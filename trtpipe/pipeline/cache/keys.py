@@ -40,7 +40,7 @@ from trtpipe.pipeline.cache.environment import (
 from trtpipe.pipeline.cache.kinds import BUILT
 from trtpipe.pipeline.cache.paths import is_own
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads, recall
-from trtpipe.pipeline.cache.settings import ORDER, as_part, is_reordered, settings
+from trtpipe.pipeline.cache.settings import as_part, is_order, is_reordered, settings
 from trtpipe.pipeline.cache.sources import UNWATCHED, environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
@@ -88,7 +88,7 @@ class Ingredients:
         are not shown, settings and versions are."""
         names = sorted({*self.parts, *before}, key=lambda n: (rank(n), n))
         pairs = {n: (before.get(n), self.parts.get(n)) for n in names}
-        changed = [n for n, of in pairs.items() if of[0] != of[1] and (not n.endswith(ORDER) or is_reordered(*of))]
+        changed = [n for n, of in pairs.items() if of[0] != of[1] and (not is_order(n) or is_reordered(*of))]
         return tuple(dict.fromkeys(change(n, before.get(n), self.parts.get(n)) for n in changed))
 
     def reasons(self, before: Mapping[str, str]) -> tuple[str, ...]:

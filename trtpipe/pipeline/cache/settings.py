@@ -61,15 +61,24 @@ def as_part(value: object) -> str:
 
 
 def shown(part: str) -> str:
-    """A setting's text as people write it: without quotes, unless it could be taken for another value then."""
-    value = strictjson.loads(part)
-    if not isinstance(value, str):
+    """A setting's text as people write it: without quotes, unless it could be taken for another value then. What is no
+    JSON is of a night before settings were kept as such."""
+    try:
+        value = strictjson.loads(part)
+        if not isinstance(value, str):
+            return part
+    except (ValueError, RecursionError):
         return part
     try:
         strictjson.loads(value)
     except (ValueError, RecursionError):
         return value
     return part
+
+
+def is_order(part: str) -> bool:
+    """Whether a part's name is that of an order; the name of a file that the code reads may end alike."""
+    return part.startswith("job ") and part.endswith(ORDER)
 
 
 def is_reordered(before: str | None, now: str | None) -> bool:
