@@ -27,6 +27,14 @@ class TrtpipeError(Exception):
 
     exit_code = FAILED
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """How pickle makes it again, in a pool's parent: as it is, whatever its own class is made of."""
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[TrtpipeError], args: tuple[object, ...]) -> TrtpipeError:
+    return kind.__new__(kind, *args)
+
 
 class InputError(TrtpipeError):
     """A job, a file or data given by the user is bad."""

@@ -63,7 +63,7 @@ def test_any_other_module_is_interrupted_where_it_is():
 #: What Python calls at a process' end, struck by the twin of the signal that ended it, and by one that came later.
 ENDING = """
 import atexit, signal, time
-from trtpipe.cli.interrupts import interrupted_by
+from trtpipe.cli.interrupts import end_with, interrupted_by
 
 def interrupt(number, frame):
     raise KeyboardInterrupt
@@ -82,12 +82,19 @@ try:
         time.sleep(10)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+signal.raise_signal({number})
+time.sleep(0.4)
+signal.raise_signal({number})
+print("code", flush=True)
+end_with({code})
 """
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_an_end_is_not_interrupted_with_a_traceback(number):
-    """A terminal's Ctrl-C reaches both processes of a command, of which one passes it on: it comes twice."""
-    program = ENDING.format(number=int(number))
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_an_end_is_not_interrupted_with_a_traceback(code, number):
+    """A terminal's Ctrl-C reaches both processes of a command, of which one passes it on: it comes twice. Whenever it
+    comes, the code is the one that the command reached."""
+    program = ENDING.format(number=int(number), code=code)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (130, ["interrupted", "twin"], "")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (code, ["interrupted", "code", "twin"], "")

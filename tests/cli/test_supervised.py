@@ -127,6 +127,17 @@ def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> 
         assert process.wait(timeout=30) == 130
 
 
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_an_interrupt_after_the_work_changes_no_exit_code(code: int) -> None:
+    """A command comes to its last lines before its process is prepared for its end."""
+    strikes = "signal.raise_signal(signal.SIGINT); time.sleep(0.4); signal.raise_signal(signal.SIGTERM)"
+    imported = "import signal\nfrom trtpipe.cli.main import _interrupt, interrupted_by\n"
+    statement = f"with interrupted_by(_interrupt, last=True): pass\n        {strikes}; return {code}"
+    command = [sys.executable, "-c", imported + PROGRAM.format(statement)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (code, "", "")
+
+
 def test_a_killed_program_leaves_no_command_behind() -> None:
     statement = "print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", PROGRAM.format(statement)], stdout=subprocess.PIPE) as process:

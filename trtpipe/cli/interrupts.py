@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
-from trtpipe.errors import Cancelled
+from trtpipe.errors import ExitCode
 
 #: What ends a command that can still undo what it has begun: SIGHUP comes from a terminal that is closed, and from ssh.
 STOPPING = tuple(s for n in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, n, None)) is not None)
@@ -26,8 +26,8 @@ _AGAIN_S = 0.02
 @contextmanager
 def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: bool = False) -> Iterator[None]:
     """Call `interrupt` on the signals of `STOPPING` until the end of the block; one that is ignored stays so. After the
-    `last` block of a process that is about to end, one that is no other's twin ends it at once: what Python still calls
-    would print where it was.
+    `last` block of a process they do nothing until `end_with`: what was to be stopped is over, and its exit code is on
+    its way.
 
     Not while a native module is imported: an exception that is raised in the Python which such a module calls to
     initialize itself makes several of them crash (onnx's, with SIGSEGV). The signal comes again, until that is over.
@@ -49,10 +49,6 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: 
         if latest - earlier > _ONCE_S:
             interrupt(number, frame)
 
-    def ending(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - latest > _ONCE_S:
-            os._exit(Cancelled.exit_code)
-
     def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
         if not isinstance(event.exc_value, KeyboardInterrupt):
@@ -71,7 +67,26 @@ def interrupted_by(interrupt: Callable[[int, FrameType | None], None], *, last: 
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():
-            signal.signal(number, ending if last else handler)
+            signal.signal(number, _over if last else handler)
+
+
+def end_with(code: ExitCode) -> None:
+    """Have the signals of `STOPPING` end the process at once, with the exit code that its command has reached: what
+    Python still calls at the end would print where it was. Twins of what has stopped the command do not; one that is
+    ignored stays so."""
+    since = time.monotonic()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - since > _ONCE_S:
+            os._exit(code)
+
+    for number in STOPPING:
+        if signal.getsignal(number) is _over:
+            signal.signal(number, end)
+
+
+def _over(number: int, frame: FrameType | None) -> None:
+    """Nothing."""
 
 
 def _imports_native(frame: FrameType | None) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtpipe.cli import console
-from trtpipe.cli.interrupts import STOPPING
+from trtpipe.cli.interrupts import STOPPING, end_with
 from trtpipe.errors import Cancelled, ExitCode, InputError
 
 #: Whoever ends the command by one of these knows it.
@@ -53,6 +53,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         code = command()
         os.write(writing, bytes([code]))
         os.close(writing)
+        end_with(code)
         gc.freeze()  # the process ends: what it holds need not be searched for garbage once more, which takes seconds
         return code
     os.close(writing)

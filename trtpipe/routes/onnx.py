@@ -219,6 +219,8 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     import torch
     from torch._dispatch.python import enable_python_dispatcher
 
+    from trtpipe.routes.decomposed import decomposed
+
     source = quantized.program
     symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
@@ -229,7 +231,7 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     try:
         with _quiet(), symbolic:
             program = torch.onnx.export(
-                source,
+                decomposed(source),
                 example_inputs(quantized.inputs),
                 dynamo=True,
                 opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
