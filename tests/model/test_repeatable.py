@@ -16,6 +16,7 @@ from calib.samples import Batch
 from trtpipe.errors import InputError
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, op_name
 from trtpipe.progress import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -181,3 +182,71 @@ def test_what_draws_in_training_alone_is_taken() -> None:
     loaded = nets.loaded(Drawing().eval(), out_shape=("N", 3))
     record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
     assert capture(loaded).outputs[0].shape == ("N", 3)
+
+
+class Keeping(nn.Module):
+    """Writes a buffer by `write`, and answers from it or not."""
+
+    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], object], *, read: bool) -> None:
+        super().__init__()
+        self.drawn = nn.Linear(3, 3)
+        self.register_buffer("kept", torch.ones(3))
+        self.write, self.read = write, read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drawn(x.mean((2, 3)))
+        self.write(self.kept, y)
+        return y * self.kept if self.read else y
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "a slow gain": lambda kept, y: kept.add_(1e-6),
+    "a running mean": lambda kept, y: kept.mul_(0.999).add_(1e-3 * y.mean(0)),
+    "a part": lambda kept, y: kept[1:].add_(1e-6),
+    "a comparison": lambda kept, y: kept.copy_(torch.where(kept > 40, kept, kept + 1e-6)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_buffer_that_is_written_and_answered_from_is_refused_however_little_it_changes(write: str) -> None:
+    loaded = nets.loaded(Keeping(WRITES[write], read=True), out_shape=("N", 3))
+    with pytest.raises(InputError) as caught:
+        capture(loaded)
+    text = str(caught.value)
+    assert text.startswith("model: it changes its buffer kept in eval mode (at ")
+    assert text.endswith(
+        "), and what it gives depends on that: the next call gives something else. Take out what counts calls or keeps "
+        "a state in eval mode; make a state an input and an output."
+    )
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_one_that_only_statistics_are_written_to_leaves_no_operation(write: str) -> None:
+    captured = capture(nets.loaded(Keeping(WRITES[write], read=False), out_shape=("N", 3)))
+    assert {op_name(n) for n in calls(captured.graph.graph)} <= {"mean", "linear"}
+
+
+def test_one_that_holds_what_this_call_has_written_alone_is_no_state() -> None:
+    loaded = nets.loaded(Keeping(lambda kept, y: kept.copy_(y.mean(0)), read=True), out_shape=("N", 3))
+    module = loaded.module.eval()
+    x = torch.from_numpy(X)
+    torch.testing.assert_close(capture(loaded).graph(x)[0], module(x)[0])
+
+
+def test_attributes_that_calls_change_are_noted() -> None:
+    class Switching(nn.Module):
+        """Answers otherwise from the 40th call on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.name, self.threshold = 0, "switching", 40.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x.mean((2, 3)) * (2.0 if self.calls > self.threshold else 1.0)
+
+    loaded = nets.loaded(nn.Sequential(Switching()), out_shape=("N", 3))
+    recorded = record_baseline(loaded, BATCHES, 5, batch_size=3, kind="script", progress=Silent())
+    (note,) = [n for n in recorded.notes if n.startswith("model: each call")]
+    assert note.startswith("model: each call may change what it keeps outside its inputs and outputs: 0.calls (")
+    assert note.endswith("). An engine answers as in the call in which it was captured")

@@ -18,7 +18,15 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, Computation, apart, placed, plain_float32, reach, sent
 from trtpipe.model.export import example_inputs, export
 from trtpipe.model.output_specs import whole_value
-from trtpipe.model.repeating import EAGER_TOLERANCE, fresh, require_no_draws, require_repeatable, require_unchanged
+from trtpipe.model.repeating import (
+    EAGER_TOLERANCE,
+    changed_by_calls,
+    fresh,
+    plain_attributes,
+    require_no_draws,
+    require_repeatable,
+    require_unchanged,
+)
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -97,6 +105,7 @@ def _recorded(
     first: dict[str, Array] = {}
     first_count = 0
     at_first: tuple[torch.Tensor, ...] = ()
+    attributes: dict[str, object] = {}
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             first, first_count = (first, first_count) if first else (piece, count)
@@ -111,7 +120,8 @@ def _recorded(
                     outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*fresh(args))
-            at_first = at_first or tuple(eager)
+            if not at_first:
+                at_first, attributes = tuple(eager), plain_attributes(loaded.module)
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
             if name == "trace" and (failed or shapes != own):
                 require_unchanged(loaded, args, eager)  # a state may be of one size
@@ -142,7 +152,7 @@ def _recorded(
     _require_agreement(loaded, name, outputs_of_all, worst, largest, repeats)
     every = np.concatenate(labels)
     mixed = _mixed(loaded, batching, first, first_count, outputs_of_all, device)
-    notes = tuple(mixed.values())
+    notes = (*mixed.values(), *changed_by_calls(loaded.module, attributes))
     if device != CPU:
         notes = (f"baseline: computed by PyTorch on {device}", *notes)
     padded = len(ids) % batch_size if batching.whole else 0

@@ -12,7 +12,7 @@ from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.products import WEIGHTED
-from trtpipe.model.repeating import require_no_draws
+from trtpipe.model.repeating import drop_writes, require_no_draws
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
@@ -30,7 +30,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
-        InputError: the model's own code raised, or it draws random numbers.
+        InputError: the model's own code raised, it draws random numbers, or it keeps a state.
     """
     from trtpipe.model import graph_digest
     from trtpipe.model.attention import spell_out_attention
@@ -55,6 +55,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _require_no_projections(graph)
     require_no_draws(graph)
     require_settled(graph)
+    drop_writes(graph)
     widening, rounding = widened(graph)
     fold_constants(graph)
     if holds_marks(graph):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from calib.errors import some_of
 from calib.user_code import user_code
 from trtpipe.errors import InputError
+from trtpipe.model.bindings import INNER
 from trtpipe.model.computing import off
 from trtpipe.model.export import filled
 from trtpipe.model.output_specs import whole_value
@@ -70,13 +72,7 @@ def require_no_draws(graph: torch.fx.GraphModule) -> None:
 
     from trtpipe.model.nodes import op_name, source_line
 
-    reached, ways = set(), list(graph.graph.find_nodes(op="output"))
-    while ways:
-        node = ways.pop()
-        if node in reached:
-            continue
-        reached.add(node)
-        ways += node.all_input_nodes
+    for node in _reached(graph):
         draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         own = getattr(node.target, "namespace", "") == "trtpipe"  # tagged so that they are not folded away
         if draws and not own and not _out_of_training(node):
@@ -86,6 +82,61 @@ def require_no_draws(graph: torch.fx.GraphModule) -> None:
                 "engine draws others than PyTorch, whatever the seed. Take that out (a dropout by "
                 "training=self.training, in attention dropout_p=0.0), or make them an input."
             )
+
+
+def plain_attributes(module: torch.nn.Module) -> dict[str, object]:
+    """By `<path>.<name>`, the numbers, truth values and texts among the attributes of a model's modules, and None."""
+    return {
+        f"{path}.{name}".removeprefix(f"{INNER}."): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if value is None or type(value) in (bool, int, float, complex, str)
+    }
+
+
+def changed_by_calls(module: torch.nn.Module, before: Mapping[str, object]) -> tuple[str, ...]:
+    """Notes on attributes that were others `before` the latest calls: a graph holds what they were in one call."""
+    now = plain_attributes(module)
+    changed = [f"{n} ({before[n]!r}, then {now[n]!r})" for n in before if n in now and now[n] != before[n]]
+    if not changed:
+        return ()
+    return (
+        f"model: each call may change what it keeps outside its inputs and outputs: {some_of(changed)}. An engine "
+        "answers as in the call in which it was captured",
+    )
+
+
+def drop_writes(graph: torch.fx.GraphModule) -> None:
+    """Take out what writes into buffers, which no engine does.
+
+    Raises:
+        InputError: an output depends on a buffer that is written: it is another in the next call.
+    """
+    from trtpipe.model.nodes import calls, is_constant, op_name, source_line
+
+    writes = [n for n in calls(graph.graph) if op_name(n) == "copy_" and is_constant(n.args[0])]
+    written = {n.args[0].target: n.args[1] for n in writes}  # type: ignore[union-attr]
+    for node in _reached(graph) if written else ():
+        if node.op == "get_attr" and node.target in written:
+            at = source_line(written[node.target])  # type: ignore[arg-type]
+            raise InputError(
+                f"model: it changes its buffer {str(node.target).removeprefix(f'{INNER}.')} in eval mode"
+                f"{f' (at {at})' if at else ''}, and what it gives depends on that: the next call gives something "
+                "else. Take out what counts calls or keeps a state in eval mode; make a state an input and an output."
+            )
+    for node in writes:
+        graph.graph.erase_node(node)
+
+
+def _reached(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """The nodes on the ways to the outputs."""
+    reached, ways = set(), list(graph.graph.find_nodes(op="output"))
+    while ways:
+        node = ways.pop()
+        if node not in reached:
+            reached.add(node)
+            ways += node.all_input_nodes
+    return reached
 
 
 def _out_of_training(node: torch.fx.Node) -> bool:

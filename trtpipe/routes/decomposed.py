@@ -28,7 +28,8 @@ class _Decomposed(torch.export.ExportedProgram):
     def run_decompositions(self, decomp_table: Mapping[Any, Any] | None = None, **options: Any) -> ExportedProgram:
         if decomp_table is not None and all(_stays(n, decomp_table) for n in self.graph.nodes):
             return self
-        return super().run_decompositions(decomp_table, **options)  # type: ignore[arg-type]
+        again: ExportedProgram = super().run_decompositions(decomp_table, **options)
+        return again
 
 
 def _stays(node: torch.fx.Node, table: Mapping[Any, Any]) -> bool:

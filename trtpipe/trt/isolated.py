@@ -3,13 +3,14 @@
 TensorRT-RTX 1.7.1 numbers its internal variables in the order of memory addresses, so two builds of one graph differ in
 some hundred bytes (observed: names like `__mye4414` in the plan). Here the builder runs in a new process with fixed
 addresses: randomization is off (personality(2), ADDR_NO_RANDOMIZE), TensorRT's libraries are loaded before anything
-whose size depends on this machine's paths and packages, every gap that imports left is closed, and the builder then
-works in a new thread, whose heap (glibc gives each thread its own) begins below all of it. That heap is all the builder
-gets: glibc's cache of freed blocks for each thread is off, and so is Python's garbage collector, since a thread that
-frees a block of the main heap would be given it again (with both on, 5 of 25 builds under other module paths differed;
-so, none). The process has one CPU: libraries then start no thread for each core, and those that there are take turns
-(on several, about one build in 150 on a busy machine differed; on one, none of 210, and none took longer). A builder
-that crashes takes nothing with it.
+whose size depends on this machine's paths and packages is as much as read, every gap that imports left is closed, and
+the builder then works in a new thread, whose heap (glibc gives each thread its own) begins below all of it. That heap
+is all the builder gets: glibc's cache of freed blocks for each thread is off, and so is Python's garbage collector,
+since a thread that frees a block of the main heap would be given it again (with both on, 5 of 25 builds under other
+module paths differed; so, none). The process has one CPU: libraries then start no thread for each core, and those that
+there are, four for a moment in each build, take turns. In which order they free what the builder gave them is the
+system's to decide: of some 700 builds of one graph on a busy machine some 50, most of them in a row, had other digits
+in names of variables. A builder that crashes takes nothing with it.
 
 Linux only, as TensorRT-RTX's wheels for it are. Where a sandbox forbids personality(2), the engine's notes say so.
 """
@@ -24,10 +25,12 @@ import json
 import mmap
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,9 +48,10 @@ from trtpipe.values import DimRange, Engine, OnnxModel, TensorSpec
 
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
 #: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap. A
-#: stdin that ends early is of a parent that was stopped: nothing is left to do or to say.
+#: stdin that ends early is of a parent that was stopped: nothing is left to do or to say. What is read takes one block
+#: of memory, in whatever pieces it comes.
 _BOOTSTRAP = """
-import ctypes, gc, os, sys
+import ctypes, gc, os, struct, sys
 gc.disable()
 libc = ctypes.CDLL(None)
 now = libc.personality(0xFFFFFFFF)
@@ -56,19 +60,23 @@ if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1
 libc.prctl(1, 9)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 libc.mallopt(-3, 32 << 20)
-head = sys.stdin.buffer.readline()
-if not head.endswith(b"\\n"):
-    sys.exit()
-writer, libraries, size = map(int, head.split())
-places = sys.stdin.buffer.read(size)
-if len(places) < size:
-    sys.exit()
-places = [os.fsdecode(place) for place in places.split(b"\\0")]
-for library in places[:libraries]:
-    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-sys.path[:] = places[libraries:]
+def read(size):
+    data, at = bytearray(size), 0
+    with memoryview(data) as view:
+        while at < size:
+            with view[at:] as rest:
+                more = stdin.readinto(rest)
+            if not more:
+                sys.exit()
+            at += more
+    return data
+stdin = open(0, "rb", buffering=0, closefd=False)
+writer, first, second = struct.unpack("3q", read(24))
+for library in read(first).split(b"\\0") if first else ():
+    ctypes.CDLL(os.fsdecode(bytes(library)), mode=ctypes.RTLD_GLOBAL)
+sys.path[:] = [os.fsdecode(bytes(place)) for place in read(second).split(b"\\0")]
 from trtpipe.trt.isolated import serve
-serve(writer, now != -1 and bool(now & 0x0040000))
+serve(read, writer, now != -1 and bool(now & 0x0040000))
 """
 #: From <linux/mman.h>.
 _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
@@ -138,8 +146,10 @@ class Isolated:
         """Tell the process where it answers and where its modules are."""
         libraries = _libraries()
         # as the system has them, in which no path holds a NUL: the two processes may have different encodings
-        places = b"\0".join(map(os.fsencode, (*libraries, *(p or os.getcwd() for p in sys.path))))
-        self._send(b"%d %d %d\n" % (writer, len(libraries), len(places)), places)
+        first, second = (
+            b"\0".join(map(os.fsencode, some)) for some in (libraries, (p or os.getcwd() for p in sys.path))
+        )
+        self._send(struct.pack("3q", writer, len(first), len(second)), first, second)
 
     def __exit__(self, *_: object) -> None:
         self._child.kill()
@@ -161,11 +171,12 @@ class Isolated:
             "precisions": model.precisions,
             "inputs": [dataclasses.asdict(s) for s in model.inputs],
             "outputs": [dataclasses.asdict(s) for s in model.outputs],
-            "bytes": len(model.data),
         }
         self._model = model
         # A pipe holds little, and the process may still be loading.
-        self._sender = threading.Thread(target=self._send, args=(json.dumps(request).encode() + b"\n", model.data))
+        text = json.dumps(request).encode()
+        sizes = struct.pack("2q", len(text), len(model.data))
+        self._sender = threading.Thread(target=self._send, args=(sizes, text, model.data))
         self._sender.start()
 
     def _send(self, *parts: bytes) -> None:
@@ -249,20 +260,13 @@ class _Messages(Silent):
         self.send("note", message)
 
 
-def serve(descriptor: int, fixed: bool) -> None:
-    """Read the request from stdin, build in a new thread, and write the engine to `descriptor`.
-
-    Where stdin ends before the request does, it returns: the parent was stopped, and nobody reads.
-    """
+def serve(read: Callable[[int], bytearray], descriptor: int, fixed: bool) -> None:
+    """Read the request from stdin, by `read`, build in a new thread, and write the engine to `descriptor`."""
     results = os.fdopen(descriptor, "wb")
     messages = _Messages(results)
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):  # as in `_BOOTSTRAP`
-        return
-    request = json.loads(line)
-    data = sys.stdin.buffer.read(request["bytes"])
-    if len(data) < request["bytes"]:
-        return
+    text, size = struct.unpack("2q", read(16))
+    request = json.loads(bytes(read(text)))
+    data = bytes(read(size))
 
     def spec(raw: JsonObject) -> TensorSpec:
         dims = {n: DimRange(**r) for n, r in raw["dims"].items()}
