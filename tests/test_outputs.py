@@ -115,6 +115,7 @@ def test_naming_names_what_the_user_gave(raised: str | None, named: str, tmp_pat
     with pytest.raises(OSError, match="No space left") as error, naming(tmp_path / "a.json"):
         raise OSError(errno.ENOSPC, "No space left on device", name)
     assert error.value.filename == named.format(d=tmp_path)
+    assert str(error.value) == f"[Errno 28] No space left on device: '{named.format(d=tmp_path)}'"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,7 @@ def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=os.strerror(code)) as error:
             probe(path)
         assert (error.value.errno, error.value.filename) == (code, str(path)), path
+        assert str(error.value) == f"[Errno {code}] {os.strerror(code)}: {str(path)!r}"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_an_upgrade_is_seen_whatever_brought_the_old_one(
         assert version in shown
         assert this_device().versions[module] == version
         assert environment()[distribution] == version
-        return fingerprint("0" * 64, module), shown
+        return fingerprint("0" * 64, module, "onnx"), shown
 
     assert not set(seen("10.3.0")) & set(seen("10.3.1"))
 
@@ -76,11 +76,11 @@ def test_an_upgrade_is_seen_whatever_brought_the_old_one(
 def test_an_upgrade_of_the_libraries_alone_changes_the_fingerprint(site: Path) -> None:
     install(site, "tensorrt-cu12-bindings", "10.3.0", "tensorrt")
     install(site, "tensorrt-cu12-libs", "10.3.0")
-    before = fingerprint("0" * 64, "tensorrt")
+    before = fingerprint("0" * 64, "tensorrt", "onnx")
     (site / "tensorrt_cu12_libs-10.3.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: tensorrt-cu12-libs\nVersion: 10.3.1\n"
     )
-    assert fingerprint("0" * 64, "tensorrt") != before
+    assert fingerprint("0" * 64, "tensorrt", "onnx") != before
 
 
 def test_of_several_distributions_the_one_that_holds_the_module_counts(site: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_compiler_that_no_distribution_brought_counts_by_its_files(
 def test_a_bare_compiler_changes_the_fingerprint(site: Path) -> None:
     (site / "tensorrt").mkdir()
     (site / "tensorrt" / "__init__.py").write_text("one")
-    before = fingerprint("0" * 64, "tensorrt")
+    before = fingerprint("0" * 64, "tensorrt", "onnx")
     (site / "tensorrt" / "__init__.py").write_text("two")
-    assert fingerprint("0" * 64, "tensorrt") != before
+    assert fingerprint("0" * 64, "tensorrt", "onnx") != before
 
 
 def test_a_package_of_the_system_without_a_file_list_is_no_bare_one(site: Path) -> None:

@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = ["__version__", "build", "calibrate", "check", "load", "load_job"]
 
-# ONNX Runtime 1.32 and later tell Microsoft of their use, unless this is set before they are loaded.
+# ONNX Runtime 1.29 and later tell Microsoft of their use, unless this is set before they are loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 #: Where each name is. `load` is for devices, where little else of trtpipe need be imported.

@@ -68,7 +68,7 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.errno is not None and (
             not isinstance(error.filename, (str, bytes)) or os.fsdecode(error.filename).startswith(aside)
         ):
-            error.filename, error.filename2 = str(path), None
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -202,8 +202,8 @@ def _require_writable(path: Path, folder: Path) -> None:
     try:
         _probe(path, folder)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # and not the probe's, or a folder's above
-        raise
+        # and not the probe's name, or that of a folder above
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _probe(path: Path, folder: Path) -> None:

@@ -91,3 +91,14 @@ def test_jobs_that_cannot_be_calibrated(job, capsys, old, new, message):
     job.write_text(text)
     assert main(["calibrate", str(job), "-o", str(job.parent)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_table_that_no_build_of_its_job_reads_is_said_to_be_so(job, capsys):
+    """TensorRT's own calibrator finds the ranges of an implicit one."""
+    text = JOB.replace("target: onnxruntime", "target: tensorrt, quantization: implicit")
+    job.write_text(text.replace("N: {min: 1, opt: 2, max: 8}", "N: {min: 1, opt: 4, max: 8}"))
+    assert main(["calibrate", str(job), "-q", "-o", str(job.parent)]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "small: note: with build.quantization: implicit the engine gets the ranges that TensorRT's own calibrator "
+        "finds, and no build reads this table"
+    ]

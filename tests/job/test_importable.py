@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 
@@ -37,3 +38,18 @@ def test_a_module_in_folders_of_any_kind_is_found(layout, tmp_path):
     assert missing(f"{module}:net", (tmp_path,)) is None
     assert missing(f"{module}:nothing", (tmp_path,)) is not None
     assert missing(f"{module}er:net", (tmp_path,)) is not None
+
+
+def test_a_module_called_as_one_of_pythons_is_refused_and_hides_none(tmp_path):
+    """Python has loaded its own, or libraries will: what a job's is called decides nothing else."""
+    for name in ("json", "colorsys", "sndhdr"):
+        (tmp_path / f"{name}.py").write_text("def net(): ...\n")
+    expected = ("name a module that is not called as one of Python's own", str(tmp_path / "colorsys.py"), "Rename it.")
+    assert missing("colorsys:net", (tmp_path,)) == expected
+    assert missing("json:net", (tmp_path,)) is not None
+    assert missing("json:loads", ()) is None
+    before = list(sys.meta_path)
+    sys.modules.pop("colorsys", None)
+    with on_path(tmp_path):
+        assert importlib.import_module("colorsys").rgb_to_hls(0, 0, 0) == (0, 0, 0)
+    assert sys.meta_path == before

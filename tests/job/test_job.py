@@ -246,6 +246,8 @@ BROKEN = [
       ("  compute_capability: [8.6, 12.0]\n", "")],
      ["job.yaml:19: build.memory_pools.dla_managed_sram: must be a power of 2, 4096 or more (got 1000).",
       "job.yaml:19: build.memory_pools.dla_local_dram: must be a power of 2, 4096 or more (got 3000000)."]),
+    ([("build:\n", "build:\n  tensor_formats: {image: []}\n")],
+     ["job.yaml:18: build.tensor_formats.image: must name a format or more (got []). Leave it out for any."]),
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
      ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
     ([("build:\n", "build:\n  tensor_formats: {image: [hwc, hwc8], logits: [linear]}\n")],

@@ -19,7 +19,7 @@ from trtpipe.trt.driver import Driver, Gpu
 def test_a_tensorrt_engine_is_of_its_gpu_and_others_are_not(monkeypatch):
     def on(*gpu):
         monkeypatch.setattr(driver, "probe", lambda: Driver("12.6", tuple(Gpu(0, n, c, 1) for n, c in gpu)))
-        return {target: fingerprint("0" * 64, target) for target in ("tensorrt", "tensorrt_rtx", "onnxruntime")}
+        return {target: fingerprint("0" * 64, target, "onnx") for target in ("tensorrt", "tensorrt_rtx", "onnxruntime")}
 
     orin, ada = on(("Orin", "8.7")), on(("RTX 4090", "8.9"))
     assert orin["tensorrt"] != ada["tensorrt"]

@@ -96,7 +96,7 @@ class BuildOptions(BaseModel):
     workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
     memory_pools: dict[MemoryPool, Bytes] = Field(
         default_factory=dict,
-        description="limits of the other memory pools, bytes; dla_*, powers of 2, for layers on a DLA",
+        description="limits of the other memory pools, bytes; dla_*, powers of 2 from 4096 on, for layers on a DLA",
     )
     optimization_level: int | None = Field(
         default=None, ge=0, le=5, description="how long TensorRT searches for tactics; its own default when absent"

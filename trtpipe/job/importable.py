@@ -8,10 +8,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from calib.files import suffix_of, text_at_most
 from calib.user_code import OURS, hidden_step, in_packages
@@ -42,19 +44,44 @@ def is_written_as_job(path: Path) -> bool:
 
 @contextmanager
 def on_path(base: Path | None) -> Iterator[None]:
-    """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks."""
+    """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks.
+
+    Python's own come before any: a job's `colorsys.py` is not what libraries mean by that name.
+    """
     first, last = ([] if base is None else [str(base)]), [str(Path.cwd())]
+    own = _PythonsOwn()
+    sys.meta_path.insert(0, own)
     sys.path[:0] = first
     sys.path += last
     try:
         yield
     finally:  # what was added, and not where the path may have had it before; the code may have taken it out itself
+        with suppress(ValueError):
+            sys.meta_path.remove(own)
         for folder in first:
             if folder in sys.path:
                 sys.path.remove(folder)
         for folder in last:
             if folder in sys.path:
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+class _PythonsOwn(MetaPathFinder):
+    """Finds the modules that are files of Python's own, where they are."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or fullname not in sys.stdlib_module_names:
+            return None
+        return PathFinder.find_spec(fullname, _folders_of_python())
+
+
+@functools.cache
+def _folders_of_python() -> list[str]:
+    paths = sysconfig.get_paths()
+    own = dict.fromkeys((paths["stdlib"], paths["platstdlib"]))
+    return [*own, *(os.path.join(folder, "lib-dynload") for folder in own)]
 
 
 def is_installed(origin: str) -> bool:
@@ -88,8 +115,11 @@ def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] |
     One of trtpipe or calib is looked for in these alone: they are loaded, whatever else is called so.
     """
     module = target.partition(":")[0]
-    if module.partition(".")[0] not in OURS:
-        return _missing(target, folders)
+    if (top := module.partition(".")[0]) not in OURS:
+        found = find_module(top, folders) if top in sys.stdlib_module_names else None
+        if found is None or found.origin is None or is_installed(found.origin):
+            return _missing(target, folders)
+        return "name a module that is not called as one of Python's own", found.origin, "Rename it."
     absent = _missing(target, (_ROOT,))
     return None if absent is None else (*absent[:2], absent[2] or hidden_step(module))
 

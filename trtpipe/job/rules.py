@@ -127,6 +127,8 @@ def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
 
 def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in outputs:
+        if not name:
+            yield Broken(("outputs", name), "have a name", repr(name))
         if name in inputs:
             hint = (
                 "Name the input otherwise: where the model names its outputs itself (a dict), theirs are given. Of "
@@ -241,6 +243,8 @@ def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str,
     for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
         yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
     dtypes = {n: i.dtype for n, i in inputs.items()} | {n: o.dtype for n, o in outputs.items()}
+    for name in sorted(n for n, wanted in build.tensor_formats.items() if not wanted):
+        yield Broken(("build", "tensor_formats", name), "name a format or more", "[]", "Leave it out for any.")
     for name, dtype in dtypes.items():
         legal = TENSOR_FORMATS.get(dtype, ("linear",))
         rank = len(inputs[name].shape) if name in inputs else None  # what outputs have, the model alone says

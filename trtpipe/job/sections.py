@@ -121,7 +121,9 @@ class Data(Section):
     transform: Transform | None = Field(default=None, description="what is done to each image")
     samples: Number | None = Field(default=None, description="how many; all when absent")
     batch_size: Number = Field(default=32, description="samples run at a time")
-    seed: int = Field(default=0, ge=-(2**63), lt=2**63, description="which samples are drawn, when not all are")
+    seed: int = Field(
+        default=0, ge=-(2**63), lt=2**63, description="which samples are drawn, when not all are, and their order"
+    )
     workers: int = Field(default=0, ge=0, le=1024, description="processes that read and transform images")
     on_bad_sample: OnBadSample = Field(
         default="error", description="skip counts, names and reports what could not be read"

@@ -186,7 +186,7 @@ def describe(
         require=job.check.require,
         job=portable_job(job),
         environment=environment(),
-        fingerprint=made_from if engine is None else fingerprint(made_from, job.build.target),
+        fingerprint=made_from if engine is None else fingerprint(made_from, job.build.target, job.build.route),
         notes=tuple(dict.fromkeys(notes)),
     )
 

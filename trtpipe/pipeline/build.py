@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import Bundle, Sign, require_place
 from trtpipe.bundle.manifest import REPORT
+from trtpipe.errors import InputError
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
@@ -41,9 +42,10 @@ class Built:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        """The bundle's report, or its check where it has none, for a notebook."""
+        """The bundle's report, or its check where it has none or is no longer there, for a notebook."""
         if REPORT in self.bundle.manifest.files:
-            return page_html(self.bundle.read(REPORT).decode())
+            with suppress(InputError, OSError):
+                return page_html(self.bundle.read(REPORT).decode())
         return self.report._repr_html_()
 
 

@@ -179,7 +179,7 @@ def finish_kit(
             kit,
             engine,
             check=report,
-            fingerprint=fingerprint(manifest.fingerprint, target),
+            fingerprint=fingerprint(manifest.fingerprint, target, "onnx"),
             environment=environment(),
             device_memory_bytes=memory,
             int8_weights=int8_weights(engine),

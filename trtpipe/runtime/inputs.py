@@ -95,9 +95,13 @@ def _folder(folder: Path, model: Model) -> Feed:
 
 
 def _arrays(path: Path, model: Model) -> Feed:
-    """Arrays as they are stored, whose dtypes have to be the bindings'; whether their sizes are the engine's is seen
-    when they are run."""
-    inputs = [InputSpec(s.name, s.dtype, (None,) * len(s.shape[1:])) for s in model.manifest.inputs]
+    """Arrays as they are stored, whose dtypes have to be the bindings', and so the sizes that those fix; whether the
+    others are the engine's is seen when they are run."""
+
+    def size(dim: int | str) -> int | None:
+        return dim if isinstance(dim, int) else None
+
+    inputs = [InputSpec(s.name, s.dtype, tuple(map(size, s.shape[1:]))) for s in model.manifest.inputs]
     try:
         samples = open_arrays(str(path), inputs)
     except CalibError as error:

@@ -31,37 +31,40 @@ RELEASES: tuple[tuple[FlavourName, str], ...] = (
     ("tensorrt", "11.4.0.106"),
     ("tensorrt_rtx", "1.7.1.116"),
 )
-#: A value of each option that not every release honours.
-_VALUES = {
-    "compute_capability": ("8.6",),
-    "quantization": "implicit",
-    "calibration_cache": "calibration.cache",
-    "memory_pools": {"tactic_dram": 1},
-    "optimization_level": 5,
-    "tiling_optimization_level": "fast",
-    "l2_limit_for_tiling": 1,
-    "max_num_tactics": 1,
-    "avg_timing_iterations": 8,
-    "max_aux_streams": 0,
-    "tactic_sources": ("cudnn",),
-    "timing_cache": "timing",
-    "editable_timing_cache": True,
-    "error_on_timing_cache_miss": True,
-    "sparse_weights": True,
-    "strict_nans": True,
-    "direct_io": True,
-    "tensor_formats": {"image": ("dla_linear",)},
-    "hardware_compatibility": "ampere_plus",
-    "runtime_platform": "windows_amd64",
-    "strip_plan": True,
-    "refit": "identical",
-    "weight_streaming": True,
-    "default_device_type": "dla",
-    "dla_core": 0,
-    "gpu_fallback": True,
-    "device_types": {"*": "dla"},
-    "plugins": ("libplugin.so",),
-}
+#: Values of the options that not every release honours.
+_VALUES: tuple[tuple[str, object], ...] = (
+    ("memory_pools", {"tactic_shared_memory": 1024}),
+    *{
+        "compute_capability": ("8.6",),
+        "quantization": "implicit",
+        "calibration_cache": "calibration.cache",
+        "memory_pools": {"tactic_dram": 1},
+        "optimization_level": 5,
+        "tiling_optimization_level": "fast",
+        "l2_limit_for_tiling": 1,
+        "max_num_tactics": 1,
+        "avg_timing_iterations": 8,
+        "max_aux_streams": 0,
+        "tactic_sources": ("cudnn",),
+        "timing_cache": "timing",
+        "editable_timing_cache": True,
+        "error_on_timing_cache_miss": True,
+        "sparse_weights": True,
+        "strict_nans": True,
+        "direct_io": True,
+        "tensor_formats": {"image": ("dla_linear",)},
+        "hardware_compatibility": "ampere_plus",
+        "runtime_platform": "windows_amd64",
+        "strip_plan": True,
+        "refit": "identical",
+        "weight_streaming": True,
+        "default_device_type": "dla",
+        "dla_core": 0,
+        "gpu_fallback": True,
+        "device_types": {"*": "dla"},
+        "plugins": ("libplugin.so",),
+    }.items(),
+)
 
 
 def document(measured: JsonObject) -> str:
@@ -80,7 +83,8 @@ def document(measured: JsonObject) -> str:
         markdown_table(("capability", *(title(*r) for r in RELEASES), "from"), _capabilities()),
         "## Builder options",
         "Every key of a job's `build` section is honoured or refused with a message. `yes`: honoured. A dash: refused, "
-        "here with the value given. Options not listed are honoured by every release.",
+        "here with the value given. Options not listed are honoured by every release, or depend on the route "
+        "([routes](routes.md)).",
         markdown_table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
         f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from {OLDEST_PORTABLE} on. "
@@ -132,8 +136,8 @@ def _capabilities() -> Iterator[list[str]]:
 
 
 def _options() -> Iterator[list[str]]:
-    assert set(_VALUES) < {o.field for o in OPTIONS}
-    for field, value in _VALUES.items():
+    assert {field for field, _ in _VALUES} < {o.field for o in OPTIONS}
+    for field, value in _VALUES:
         options: JsonObject = {field: value}
         build = Build.model_construct(**options)
         cells = []

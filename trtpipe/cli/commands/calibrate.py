@@ -64,9 +64,16 @@ def command(
     return each(works, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
+#: Of a job with implicit quantization.
+_NOT_READ = (
+    "with build.quantization: implicit the engine gets the ranges that TensorRT's own calibrator finds, and no build "
+    "reads this table"
+)
+
+
 def _made(job: Job, path: Path, quiet: bool, reporter: Reporter) -> Result:
     table = make_table(job, reporter)
-    for note in job.unused():
+    for note in (*job.unused(), *([_NOT_READ] if job.build.quantization == "implicit" else [])):
         console.err(f"{job.name}: note: {note}")
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)

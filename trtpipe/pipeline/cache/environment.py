@@ -49,8 +49,8 @@ WITHOUT_EFFECT = frozenset(
 
 
 def environment() -> dict[str, str]:
-    """Versions of Python, of the system and of every package that takes part."""
-    builders = tuple(n for names in BUILDERS.values() for n in names)
+    """Versions of Python, of the system and of the packages here that trtpipe builds with, for any target and route."""
+    builders = tuple(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names)
     facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     return facts | versions(DECIDING + _OTHERS + builders)
 
@@ -100,9 +100,10 @@ def _build_without_effect() -> set[str]:
     return {key.removeprefix("build.") for key in WITHOUT_EFFECT if key.startswith("build.")}
 
 
-def fingerprint(source: str, target: str) -> str:
-    """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    compiler = versions(BUILDERS[target]) | _unpackaged(Digests(), (target,))
+def fingerprint(source: str, target: str, route: str) -> str:
+    """SHA-256 over everything that can change an engine: its source's fingerprint, and what compiles it here."""
+    frontends = filter(ROUTE_PACKAGES.get, (route,))
+    compiler = versions((*BUILDERS[target], *ROUTE_PACKAGES[route])) | _unpackaged(Digests(), (target, *frontends))
     sections: JsonObject = {"source": source, "versions": compiler}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
         gpu = cuda.probe()
