@@ -27,8 +27,8 @@ from trtpipe.job.globs import matching
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
+from trtpipe.routes.frontends import checked_header, graph_of, require_gpu
 from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
-from trtpipe.routes.torch_tensorrt.route import checked_header, graph_of, require_gpu
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.options import asked
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
