@@ -28,7 +28,7 @@ from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import TARGET_TITLES, parse_version, unsupported
+from trtpipe.trt.flavour import TARGET_TITLES, unsupported
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -36,6 +36,7 @@ from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.placement import refused_here
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, rtx_support, takes_portable
 from trtpipe.values import computed_in
+from trtpipe.version_numbers import parse_version
 
 _REBUILD = "or build the bundle for this device"
 

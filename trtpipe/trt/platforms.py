@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.job.build_options import PlatformName
-from trtpipe.trt.flavour import is_within, parse_version
+from trtpipe.trt.flavour import is_within
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Precision

@@ -32,6 +32,7 @@ from trtpipe.trt.monitor import Watch, create, make_logger
 from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
+from trtpipe.version_numbers import parse_version
 
 #: What a runner says that is used before it is opened, or after it was closed.
 NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
@@ -305,7 +306,7 @@ class EngineRunner:
         for folder in ("", *(spec.submodule_search_locations or () if spec else ())):
             if (loaded := runtime.load_runtime(os.path.join(folder, library))) is not None:
                 return loaded
-        release = ".".join(map(str, flavour.parse_version(version)[:3]))
+        release = ".".join(map(str, parse_version(version)[:3]))
         raise InputError(
             f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
             f"loaded ({self._watch.reason(since)}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."
