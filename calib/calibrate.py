@@ -81,7 +81,7 @@ def calibrate(
         if batch.labels is not None:
             labels.update(batch.labels.tolist())
         if progress is not None:
-            progress.step(done, source.sample_count, "images")
+            progress.step(done, source.sample_count, "samples")
     return make_table(
         {key: observer.halves for key, observer in observers.items()},
         algorithm,

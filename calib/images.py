@@ -35,6 +35,14 @@ def beyond_8_bits(mode: str) -> str | None:
     )
 
 
+def wrong_count(values: Sequence[float], channels: int) -> str:
+    """Why these values of a mean or std fit no image of so many channels, as "must have ..."; "" where they do."""
+    if len(values) in (1, channels):
+        return ""
+    each = "" if channels == 1 else f", or {channels}, one a channel"
+    return f"must have one value{each} (got {len(values)})"
+
+
 class Images:
     """The images under `folder`; each becomes one sample of the model's only input."""
 
@@ -126,9 +134,8 @@ class ImageTransform:
             )
         channels = 1 if spec.grayscale else 3
         for name, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) not in (1, channels):
-                each = "" if channels == 1 else f", or {channels}, one a channel"
-                raise CalibError(f"transform.normalize.{name}: must have one value{each} (got {len(values)}).")
+            if values is not None and (wrong := wrong_count(values, channels)):
+                raise CalibError(f"transform.normalize.{name}: {wrong}.")
         if std is not None and not all(s > 0 for s in std):
             raise CalibError(f"transform.normalize.std: must be over 0 (got {list(std)}).")
         self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]

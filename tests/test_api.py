@@ -197,8 +197,8 @@ def test_a_notebook_shows_stages_bars_and_notes() -> None:
     display = _Display()
     reporter = NotebookReporter(display)
     with reporter.stage("calibrate"):
-        reporter.step(8, 8, "images")
-        assert 'calibrate <progress value="8" max="8"></progress> 8 of 8 images' in display.shown[-1]
+        reporter.step(8, 8, "samples")
+        assert 'calibrate <progress value="8" max="8"></progress> 8 of 8 samples' in display.shown[-1]
         reporter.note("<3 samples")
     assert display.shown[-1].startswith("calibrate 0.0")
     assert display.shown[-1].endswith("<br><em>&lt;3 samples</em>")

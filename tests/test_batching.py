@@ -67,6 +67,27 @@ def test_every_sample_is_run_once_in_a_batch_that_a_profile_takes(
     assert seen == list(range(count))
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("low", [1, 2, 4])
+@pytest.mark.parametrize("count", range(1, 10))
+def test_samples_that_fill_no_whole_batches_are_refused_where_an_output_is_of_its_batch(
+    count: int, low: int, size: int
+) -> None:
+    dims = {"N": DimRange(low, 4, 8)}
+    inputs = (TensorSpec("x", "float32", ("N", 2), dims),)
+    Batching(inputs, ROWS, size).require_whole(count, "here")
+    how, most = Batching(inputs, WHOLE, size), max(low, size)
+    if low <= count <= most or count % most == 0:
+        how.require_whole(count, "here")
+        return
+    with pytest.raises(InputError) as caught:
+        how.require_whole(count, "here")
+    of = f" of {most}" if low == most else f", {low} to {most} at once or a multiple of {most}"
+    assert str(caught.value) == (
+        f"here: output z has no batch axis: samples must fill whole batches{of} (got {count}). Give as many."
+    )
+
+
 def test_check_samples_of_two_sizes_are_refused() -> None:
     require_one_size(samples(2, 5), samples(3, 5), "sample c")
     with pytest.raises(InputError) as caught:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
@@ -86,6 +87,26 @@ class Batching:
             return low, high
         size = max(low, min(self.size, high))
         return size, size
+
+    def require_whole(self, samples: int, where: str | PathLike[str], advice: str = "Give as many.") -> None:
+        """Hold `samples` to fill whole batches of `size` where an output has no batch axis.
+
+        Args:
+            samples: how many there are.
+            where: begins the message.
+            advice: ends it.
+
+        Raises:
+            InputError: they do not: what stands in for the missing ones would change that output.
+        """
+        low = self.inputs[0].at("min")[0]
+        size = max(low, self.size)
+        if self.whole and (samples < low or (samples > size and samples % size)):
+            of = f", {low} to {size} at once or a multiple of {size}" if low < size else f" of {size}"
+            raise InputError(
+                f"{where}: output {self.whole[0]} has no batch axis: samples must fill whole batches{of} (got "
+                f"{samples}). {advice}"
+            )
 
     def pieces(self, batch: Mapping[str, Array]) -> Iterator[tuple[dict[str, Array], int]]:
         """`batch`, each input [N, ...], cut to batches that can be run, as large as can be, each with its number of

@@ -153,4 +153,4 @@ def test_a_bundle_damaged_since_its_check_costs_the_night_that_job_alone(tmp_pat
 
 def test_repeat_and_sign_exclude_each_other(tmp_path: Path, key: Path, capsys: Any) -> None:
     assert main(["nightly", str(tmp_path), "--repeat", "2", "--sign", str(key)]) == 2
-    assert "--repeat must not be given with --sign" in capsys.readouterr().err
+    assert "--sign must not be given with --repeat: nothing would use it." in capsys.readouterr().err

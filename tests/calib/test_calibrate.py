@@ -172,7 +172,7 @@ def test_a_percentile_lost_in_zeros_falls_back_to_the_maximum(tmp_path):
 def test_progress_and_cancelling(tmp_path):
     log, source = Log(), opened(data(tmp_path))
     table_of(source, 16, progress=log)
-    assert log.steps == [(16, 40, "images"), (32, 40, "images"), (40, 40, "images")]
+    assert log.steps == [(16, 40, "samples"), (32, 40, "samples"), (40, 40, "samples")]
     with pytest.raises(CalibCancelled, match=r"was asked to stop \(got 16 of 40 samples\)"):
         table_of(source, 16, progress=Log(stop_after=1))
 

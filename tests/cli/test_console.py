@@ -51,23 +51,23 @@ def test_a_stage_is_one_line_in_a_log(capsys, ticking):
     with Console().watching() as reporter:
         with reporter.stage("calibrate"):
             for done in range(0, 512, 32):
-                reporter._stages[0].done, reporter._stages[0].unit = done + 32, "images"
+                reporter._stages[0].done, reporter._stages[0].unit = done + 32, "samples"
             reporter.note("2 samples skipped")
         with reporter.stage("export"):
             pass
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "  note: 2 samples skipped",
-        "calibrate                2.00 s  512 images, 256/s",
+        "calibrate                2.00 s  512 samples, 256/s",
         "export                   2.00 s",
     ]
 
 
 def test_steps_are_counted(capsys):
     with Console().watching() as reporter, reporter.stage("check"):
-        reporter.step(8, 16, "images")
-        reporter.step(16, 16, "images")
-    assert "  16 images" in capsys.readouterr().err
+        reporter.step(8, 16, "samples")
+        reporter.step(16, 16, "samples")
+    assert "  16 samples" in capsys.readouterr().err
 
 
 def test_stages_within_stages_are_indented(capsys, ticking):
@@ -101,7 +101,7 @@ def test_bars_are_drawn_on_a_terminal_only(monkeypatch):
     stream = terminal(monkeypatch)
     monkeypatch.setattr(console, "_BAR_EVERY_S", 0)
     with Console().watching() as reporter, reporter.stage("calibrate"):
-        reporter.step(3, 7, "images")
+        reporter.step(3, 7, "samples")
         assert reporter._bars is not None
         reporter._bars.refresh()
     text = stream.getvalue()
@@ -114,7 +114,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
     stream = terminal(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
     with Console().watching() as reporter, reporter.stage("calibrate"):
-        reporter.step(3, 7, "images")
+        reporter.step(3, 7, "samples")
     assert "\x1b" not in stream.getvalue()
 
 
@@ -123,7 +123,7 @@ def test_no_color_is_honoured(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(console, "_BAR_EVERY_S", 0)
     with Console().watching() as reporter, reporter.stage("calibrate"):
-        reporter.step(3, 7, "images")
+        reporter.step(3, 7, "samples")
         reporter._bars.refresh()
     assert "3/7" in stream.getvalue()
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", stream.getvalue())

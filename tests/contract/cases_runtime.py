@@ -1,4 +1,4 @@
-"""The project's runner on real bindings over stub libraries, through the tensor API and 8.6's binding API."""
+"""The project's runner on real bindings over stub libraries."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from trtpipe.trt.driver import Driver
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import DimRange
 
-#: 8.6 has both and deprecates the bindings: they are what a caller has to ask for.
-OLD = pytest.param("bindings", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"))
-BOTH = ["tensors", OLD] if VERSION < (10,) else ["tensors"]
-
 
 @pytest.fixture
 def opened(monkeypatch, request):
@@ -30,14 +26,11 @@ def opened(monkeypatch, request):
     monkeypatch.setattr(driver, "probe", lambda: GPU)
     # pybind11 asks for the ranges as a list of Dims, which the stub cannot make: they come from here.
     monkeypatch.setattr("trtpipe.trt.calls._ranges", lambda shapes: shapes)
-    for name in ("get_tensor_profile_shape",):
-        monkeypatch.setattr(trt.ICudaEngine, name, lambda self, tensor, p: PROFILES[p])
-    if VERSION < (10,):
-        monkeypatch.setattr(trt.ICudaEngine, "get_profile_shape", lambda self, p, b: PROFILES[p])
+    monkeypatch.setattr(trt.ICudaEngine, "get_tensor_profile_shape", lambda self, tensor, p: PROFILES[p])
 
-    def make(api="tensors", **options):
-        world, memory = World(api), HostMemory()
-        runner = EngineRunner(PLAN, memory=lambda: memory, api=api, **options)
+    def make(**options):
+        world, memory = World(), HostMemory()
+        runner = EngineRunner(PLAN, memory=lambda: memory, **options)
         runner.__enter__()
         request.addfinalizer(lambda: runner.__exit__(None, None, None))
         world.seen.clear()
@@ -48,18 +41,16 @@ def opened(monkeypatch, request):
     assert not failed
 
 
-@pytest.mark.parametrize("api", BOTH)
-def test_bindings_are_described(opened, api):
-    _, _, runner = opened(api)
+def test_bindings_are_described(opened):
+    _, _, runner = opened()
     (x,), (y,) = runner.inputs, runner.outputs
     assert (x.name, x.dtype, x.shape, x.dims) == ("x", "float32", ("x_0", 4), {"x_0": DimRange(1, 1, 8)})
     assert (y.name, y.dtype, y.shape) == ("y", "float16", ("y_0", 2))
     assert runner.name == f"TensorRT {stub.VERSION} on NVIDIA L4"
 
 
-@pytest.mark.parametrize("api", BOTH)
-def test_a_run_takes_the_profile_that_fits(opened, api):
-    world, memory, runner = opened(api)
+def test_a_run_takes_the_profile_that_fits(opened):
+    world, memory, runner = opened()
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     outputs = runner.run({"x": x})
     assert outputs["y"].shape == (3, 2)
@@ -68,22 +59,13 @@ def test_a_run_takes_the_profile_that_fits(opened, api):
     assert world.asked("set_profile") == [(1, HostMemory.stream)]
     names = [name for name, _ in world.seen]
     assert names.index("set_profile") < names.index("set_shape") < names.index("execute")
-    if api == "tensors":
-        assert world.asked("set_shape") == [("x", (3, 4))]
-        assert [name for name, _ in world.asked("set_address")] == ["x", "y"]
-        assert world.asked("execute") == [(HostMemory.stream,)]
-    else:
-        # the bindings of profile 1 come after the two of profile 0, which are not used
-        assert world.asked("set_shape") == [(2, (3, 4))]
-        ((addresses, stream),) = world.asked("execute")
-        assert addresses[:2] == (None, None)
-        assert all(addresses[2:])
-        assert stream == HostMemory.stream
+    assert world.asked("set_shape") == [("x", (3, 4))]
+    assert [name for name, _ in world.asked("set_address")] == ["x", "y"]
+    assert world.asked("execute") == [(HostMemory.stream,)]
 
 
-@pytest.mark.parametrize("api", BOTH)
-def test_what_does_not_change_is_not_said_again(opened, api):
-    world, _, runner = opened(api)
+def test_what_does_not_change_is_not_said_again(opened):
+    world, _, runner = opened()
     x = np.zeros((3, 4), np.float32)
     first = runner.run({"x": x})
     world.seen.clear()
@@ -92,9 +74,8 @@ def test_what_does_not_change_is_not_said_again(opened, api):
     assert first["y"] is not second["y"]
 
 
-@pytest.mark.parametrize("api", BOTH)
-def test_a_cuda_graph_is_captured_once_a_shape(opened, api):
-    _, memory, runner = opened(api, cuda_graph=True)
+def test_a_cuda_graph_is_captured_once_a_shape(opened):
+    _, memory, runner = opened(cuda_graph=True)
     for _ in range(3):
         runner.run({"x": np.zeros((3, 4), np.float32)})
     assert (memory.captured, memory.launched) == (1, 3)
@@ -182,15 +163,6 @@ def test_a_cuda_graph_is_not_captured_where_the_execution_decides(opened):
     decide(world, (5, 2))
     assert runner.run({"x": np.zeros((3, 4), np.float32)})["y"].shape == (5, 2)
     assert memory.captured == 0
-
-
-@pytest.mark.skipif(VERSION >= (10,), reason="10 and later have no bindings API")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_bindings_api_has_no_such_outputs(opened):
-    world, _, runner = opened("bindings")
-    stub.answer(lambda: world.context.get_binding_shape(1), stub.dims(-1, 2))
-    with pytest.raises(errors.InputError, match=r"outputs\.y: must have a shape that follows from the inputs'"):
-        runner.run({"x": np.zeros((3, 4), np.float32)})
 
 
 def test_threads_run_in_contexts_of_their_own(opened):

@@ -70,9 +70,9 @@ class HostMemory:
 class World:
     """An engine with input x float32 [-1, 4] and output y float16 [-1, 2]; `seen` is what its context was told."""
 
-    def __init__(self, api):
+    def __init__(self):
         stub.reset()
-        self.seen, self.api = [], api
+        self.seen = []
         self.runtime = trt.Runtime(trt.Logger())
         self.engine = self.runtime.deserialize_cuda_engine(b"x" * 64)
         self.context = self.engine.create_execution_context()
@@ -80,7 +80,7 @@ class World:
         stub.answer(lambda: engine.num_optimization_profiles, len(PROFILES))
         if VERSION >= (10,):
             stub.answer(lambda: engine.streamable_weights_size, 0)
-        (self.tensors if api == "tensors" else self.bindings)(engine, context)
+        self.tensors(engine, context)
         self.note("deserialize", lambda: self.runtime.deserialize_cuda_engine(b"x" * 64), lambda a, b, c, s: ())
         self.note("set_profile", lambda: context.set_optimization_profile_async(0, 1), lambda a, b, c, s: (a, b))
         self.seen.clear()
@@ -101,31 +101,12 @@ class World:
         self.note("execute", lambda: context.execute_async_v3(1), lambda a, b, c, s: (a,))
         stub.answer(lambda: context.get_tensor_shape("y"), stub.dims(3, 2))
 
-    def bindings(self, engine, context):
-        stub.answer(lambda: engine.num_bindings, 4)
-        stub.keyed(lambda: engine.get_binding_name(0), "int")
-        for number, name in enumerate(("x", "y", "x [profile 1]", "y [profile 1]")):
-            stub.answer(lambda n=number: engine.get_binding_name(n), name, key=number)
-        for method in ("get_binding_dtype", "binding_is_input", "get_binding_shape"):
-            stub.keyed(lambda m=method: getattr(engine, m)(0), "int")
-        for number, dtype, is_input, shape in ((0, "FLOAT", 1, (-1, 4)), (1, "HALF", 0, (-1, 2))):
-            stub.answer(lambda n=number: engine.get_binding_dtype(n), getattr(trt.DataType, dtype), key=number)
-            stub.answer(lambda n=number: engine.binding_is_input(n), is_input, key=number)
-            stub.answer(lambda n=number: engine.get_binding_shape(n), stub.dims(*shape), key=number)
-        self.note("set_shape", lambda: context.set_binding_shape(0, (1, 4)), lambda a, b, c, s: (a, stub.read_dims(s)))
-        self.note("execute", lambda: context.execute_async_v2([1], 1), self.addresses)
-        stub.answer(lambda: context.get_binding_shape(1), stub.dims(3, 2))
-
     def note(self, name, call, read):
         stub.hook(call, lambda *raw: self.seen.append((name, read(*raw))))
 
     @staticmethod
     def named_dims(a, b, c, stack):
         return stub.text(a), stub.read_dims(b)
-
-    @staticmethod
-    def addresses(a, b, c, stack):
-        return tuple((ctypes.c_void_p * 4).from_address(a)), b
 
     def asked(self, name):
         return [arguments for called, arguments in self.seen if called == name]

@@ -29,11 +29,12 @@ class Engine:
         return self.layers
 
 
-def test_both_are_timed_in_turns_and_medians_compared():
+def test_both_are_timed_in_turns_and_medians_compared(monkeypatch):
+    monkeypatch.setattr("trtpipe.evaluation.speedup._ROUNDS", 3)
     log = []
     layers = (("layer1.conv1/Conv", 1.0), ("Reformatting CopyNode for Input Tensor 0 to head", 0.2),
               ("head/QuantizeLinear", 0.5))  # fmt: skip
-    found = measure_speedup(Engine("i", [1.0, 9.0, 2.0], log, layers), Engine("f", [3.0, 4.0, 50.0], log), {}, 3)
+    found = measure_speedup(Engine("i", [1.0, 9.0, 2.0], log, layers), Engine("f", [3.0, 4.0, 50.0], log), {})
     assert log == ["i run"] * 5 + ["f run"] * 5 + ["i", "f"] * 3
     assert (found.int8_ms, found.fp16_ms, found.ratio) == (2.0, 4.0, 2.0)
     assert found.overhead == (("head/QuantizeLinear", 0.5), ("Reformatting CopyNode for Input Tensor 0 to head", 0.2))

@@ -144,14 +144,15 @@ def test_a_timing_cache_is_read_again(target, gpu, tmp_path):
     assert len(file.read_bytes()) >= len(first) > 0
 
 
-def test_kernels_for_the_shapes_of_a_call(runs, target, gpu, provider):
+def test_kernels_for_the_shapes_of_a_call(runs, target, gpu, provider, monkeypatch, tmp_path):
     if target != "tensorrt_rtx":
         pytest.skip("TensorRT-RTX alone compiles kernels when it runs")
     engine = built(conv_model(), target, gpu, tf32=False)
     with EngineRunner(engine.data, memory=provider) as plain:
         wanted = plain.run(batch(4))["map"]
     for specialization in ("lazy", "eager", "none"):
-        with EngineRunner(engine.data, memory=provider, specialization=specialization, keep_kernels=False) as runner:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / specialization))  # no kernels of an earlier run
+        with EngineRunner(engine.data, memory=provider, specialization=specialization) as runner:
             assert relative_l2(runner.run(batch(4))["map"], wanted) < 1e-5
 
 

@@ -139,10 +139,10 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(cache):
 def test_who_waits_for_another_process_is_told(cache):
     """And gets what that one made."""
     keys, notes = StageKeys(*[KEY] * len(dataclasses.fields(StageKeys))), []
-    codec = SimpleNamespace(load=lambda entry: entry.read("model.onnx"))
+    codec = SimpleNamespace(kind="graph", stage="graph", load=lambda entry: entry.read("model.onnx"))
     results = CachedResults(cache, keys, Memory(), SimpleNamespace(note=notes.append), Recorder(), lambda: keys)
     found = []
-    other = threading.Thread(target=lambda: found.append(results.on_disk("graph", codec, lambda: b"made twice")))
+    other = threading.Thread(target=lambda: found.append(results.on_disk(codec, lambda: b"made twice")))
     with Cache(cache.root).lock("graph", KEY):
         other.start()
         while not notes:

@@ -16,9 +16,10 @@ from trtpipe import calibrate
 from trtpipe.cli.main import main
 from trtpipe.job.load import JobErrors
 from trtpipe.pipeline.validate import Purpose, plan
-from trtpipe.trt.flavour import CAPABILITIES, parse_version
+from trtpipe.trt.flavour import CAPABILITIES
 from trtpipe.trt.options import refusals
 from trtpipe.trt.versions import RELEASES
+from trtpipe.version_numbers import parse_version
 
 
 @pytest.fixture

@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 import shipping
+import yaml
+from jobs import GOOD
 
 from trtpipe.bundle.format import read_bundle, write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents
 from trtpipe.bundle.manifest import TIMING_CACHE
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
+from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
+from trtpipe.pipeline.build import build
 from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
+from trtpipe.progress import Silent
 from trtpipe.trt.timing_cache import GIVEN
 from trtpipe.values import Engine, OnnxModel
 
@@ -90,6 +95,25 @@ def test_tensorrt_is_given_the_bundles_timing_cache(tmp_path, monkeypatch):
     assert main(arguments) == 0
     assert seen == [b"timings"]
     assert read_bundle(tmp_path / "out" / before.manifest.name).manifest.build.timing_cache is None
+
+
+@pytest.mark.parametrize(
+    ("target", "folder", "taken"),
+    [("tensorrt", "given", "given"), ("tensorrt", None, "own"), ("tensorrt_rtx", "given", None)],
+)
+def test_a_job_is_built_with_the_folder_in_the_place_of_its_own(tmp_path, monkeypatch, target, folder, taken):
+    seen = []
+
+    def prepare(job, *_):
+        seen.append(job.build.timing_cache)
+        raise InputError("here: the first stage was reached. Go on.")
+
+    monkeypatch.setattr("trtpipe.pipeline.build.prepare", prepare)
+    sections = yaml.safe_load(GOOD)
+    sections["build"] = {"target": target, **({"timing_cache": "own"} if target == "tensorrt" else {})}
+    with pytest.raises(InputError, match="the first stage was reached"):
+        build(Job.model_validate(sections), tmp_path, Silent(), timing_cache=folder)
+    assert seen == [taken]
 
 
 def test_without_one_nothing_is_given(tmp_path):

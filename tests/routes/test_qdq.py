@@ -10,7 +10,7 @@ from models import line, tiny
 from trtpipe.model.export import export
 from trtpipe.model.nodes import calls
 from trtpipe.model.torch_versions import graph_module
-from trtpipe.routes.torch_tensorrt.qdq import rewritten
+from trtpipe.routes.own_qdq import rewritten
 
 OURS = torch.ops.trtpipe
 THEIRS = torch.ops.quantized_decomposed

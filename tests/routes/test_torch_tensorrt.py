@@ -15,7 +15,7 @@ from models import job, line, tiny
 
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.progress import Silent
-from trtpipe.routes import options
+from trtpipe.routes import frontends, options
 from trtpipe.routes.torch_tensorrt import route
 from trtpipe.trt import driver
 from trtpipe.values import DimRange, TensorSpec
@@ -311,8 +311,8 @@ def test_a_program_without_an_onnx_form_says_so_in_one_line(monkeypatch):
     def refuse(quantized):
         raise BuildError("onnx: no translation (got this).\nNext steps:\n- implement it")
 
-    monkeypatch.setattr(route, "to_onnx", refuse)
-    assert route.graph_of(None, "note") == (
+    monkeypatch.setattr(frontends, "to_onnx", refuse)
+    assert frontends.graph_of(None, "note") == (
         None,
         ("the program has no ONNX form, so only the engine can be checked: onnx: no translation (got this).",),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,11 @@ class Doubling:
     """An engine's place: y = 2 x."""
 
     name = "doubling"
+    device = "cpu"
     closed = 0
+
+    def __init__(self, engine: bytes, **options: object) -> None:
+        pass
 
     def __enter__(self) -> Doubling:
         return self
@@ -52,13 +57,16 @@ def test_its_engines_are_opened_with_the_options_of_the_bundle(monkeypatch: pyte
             given.append(options)
 
     monkeypatch.setattr("trtpipe.runtime.hybrid_runner.DeviceRunner", Engine)
-    with HybridRunner(to_bytes(hybrid()), device="cpu", version_compatible=True, without_lean_runtime=True) as opened:
+    with HybridRunner(to_bytes(hybrid()), version_compatible=True, without_lean_runtime=True) as opened:
         assert opened.notes == ("slower here",)
     assert given[0] == {"memory": "torch", "version_compatible": True, "without_lean_runtime": True}
 
 
-def runner(**changes: Any) -> HybridRunner:
-    return HybridRunner(to_bytes(hybrid(**changes)), device="cpu", part=lambda _: Doubling())
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., HybridRunner]:
+    """A function that makes a runner on the CPU with `Doubling` for its engines."""
+    monkeypatch.setattr("trtpipe.runtime.hybrid_runner.DeviceRunner", Doubling)
+    return lambda **changes: HybridRunner(to_bytes(hybrid(**changes)))
 
 
 def with_op(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def with_op(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return {"steps": (STEPS[0], OperatorStep(op=op, args=args, kwargs=kwargs, out="odd"), *STEPS[2:])}
 
 
-def test_every_step_is_done_in_order():
+def test_every_step_is_done_in_order(runner):
     x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     before = Doubling.closed
     with runner() as opened:
@@ -80,7 +88,7 @@ def test_every_step_is_done_in_order():
     assert Doubling.closed == before + 2
 
 
-def test_arguments_that_json_has_no_word_for():
+def test_arguments_that_json_has_no_word_for(runner):
     ones = {"steps": (*STEPS[:2], OperatorStep(
         op="aten.full.default", args=([2, 3], {"float": "-inf"}),
         kwargs={"dtype": {"dtype": "float16"}, "device": {"device": "runner"}, "layout": {"layout": "strided"}},
@@ -91,7 +99,7 @@ def test_arguments_that_json_has_no_word_for():
     assert (found["logits"] == -np.inf).all()
 
 
-def test_an_operator_that_this_pytorch_lacks_or_that_writes_is_refused():
+def test_an_operator_that_this_pytorch_lacks_or_that_writes_is_refused(runner):
     for op in ("aten.relu.out", "aten.no_such_thing.default", "aten.relu.no_such_overload"):
         with pytest.raises(InputError) as caught, runner(**with_op(op, {"value": "first"})):
             pass
@@ -100,7 +108,7 @@ def test_an_operator_that_this_pytorch_lacks_or_that_writes_is_refused():
         )
 
 
-def test_an_operation_that_fails_is_named():
+def test_an_operation_that_fails_is_named(runner):
     bad = with_op("aten.view.default", {"value": "first"}, [7, 7])
     with runner(**bad) as opened, pytest.raises(InputError) as caught:
         opened.run({"image": np.zeros((2, 3), np.float32)})
@@ -108,13 +116,13 @@ def test_an_operation_that_fails_is_named():
     assert str(caught.value).endswith("Use the PyTorch that the bundle was built with.")
 
 
-def test_words_that_pytorch_does_not_have_are_refused():
+def test_words_that_pytorch_does_not_have_are_refused(runner):
     bad = with_op("aten.full.default", [2, 3], 1.0, dtype={"dtype": "hub"})
     with runner(**bad) as opened, pytest.raises(InputError, match=r"dtype must be one of PyTorch's \(got 'hub'\)"):
         opened.run({"image": np.zeros((2, 3), np.float32)})
 
 
-def test_inputs_and_order_of_use():
+def test_inputs_and_order_of_use(runner):
     opened = runner()
     with pytest.raises(InputError, match=r"^engine: the runner is not open"):
         opened.run({"image": np.zeros((2, 3), np.float32)})

@@ -254,6 +254,18 @@ def test_memory() -> None:
     )
 
 
+def test_weights_that_are_streamed_need_not_fit() -> None:
+    entry = FileEntry(size=100 << 20, sha256="0" * 64)
+    streamed = manifest(device_memory_bytes=28 << 20, options={"weight_streaming": True})
+    streamed = streamed.model_copy(update={"files": {"model.engine": entry}})
+    assert problems(streamed, replace(GPU_86, memory_bytes=28 << 20)) == ()
+    (one,) = problems(streamed, replace(GPU_86, memory_bytes=28 << 20, jetson=True))
+    assert one.startswith("memory: weights and activations need 128 MiB (got 28 MiB).")
+    assert problems(streamed, replace(GPU_86, memory_bytes=27 << 20)) == (
+        "memory: activations need 28 MiB (got 27 MiB). Stop other programs, or build for a smaller batch.",
+    )
+
+
 def test_every_mismatch_is_said() -> None:
     device = Device("win32", "aarch64", {"tensorrt": "11.0.0"}, "8.9")
     assert [p.split(":")[0] for p in problems(manifest(), device)] == [

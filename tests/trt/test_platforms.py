@@ -110,8 +110,9 @@ SEEN = {"9.0": (True, ""), "10.0": (False, "INVALID, unsupported")}
          "not known"),
     ],
 )  # fmt: skip
-def test_whether_rtx_engines_run(capability, runs, why):
-    found = rtx_support(capability, SEEN)
+def test_whether_rtx_engines_run(monkeypatch, capability, runs, why):
+    monkeypatch.setattr("trtpipe.trt.platforms.RTX_SEEN", SEEN)
+    found = rtx_support(capability)
     assert (found.runs, found.why) == (runs, why)
 
 

@@ -11,21 +11,8 @@ import pytest
 
 from trtpipe.errors import InputError, MissingError
 from trtpipe.trt import flavour, install
-from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, parse_version, title
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("10.16.1.11", (10, 16, 1, 11)),
-        ("8.6.1", (8, 6, 1)),
-        ("10.3.0.post1", (10, 3, 0)),
-        ("10", (10, 0, 0)),
-        ("unknown", ()),
-    ],
-)
-def test_parse_version(text, number):
-    assert parse_version(text) == number
+from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, title
+from trtpipe.version_numbers import parse_version
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_rtx"])

@@ -8,10 +8,11 @@ import re
 import pytest
 
 from trtpipe.job.sections import Build, Precision
-from trtpipe.trt.flavour import CAPABILITIES, parse_version
+from trtpipe.trt.flavour import CAPABILITIES
 from trtpipe.trt.formats import SUPPORT, asked, floor
 from trtpipe.trt.options import refusals
 from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, unable
+from trtpipe.version_numbers import parse_version
 
 FP8 = Precision(fp8_mode=True)
 INT4 = Precision(weights="int4")

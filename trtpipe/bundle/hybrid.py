@@ -26,10 +26,12 @@ from trtpipe.errors import InputError
 
 #: Python's operators, on numbers and tuples, that a plan may name.
 PYTHON_OPERATORS = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
+#: trtpipe's own Q/DQ in INT8, which `quantization.operators` registers.
+OWN_OPERATORS = ("quantize", "dequantize", "dequantize_per_channel", "dequantize_beside")
 #: All operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's.
 OPERATOR = (
     r"^(aten\.[a-z_][a-z0-9_]*\.[A-Za-z0-9_]+"
-    r"|trtpipe\.(quantize|dequantize|dequantize_per_channel|dequantize_beside)\.default"
+    rf"|trtpipe\.({'|'.join(OWN_OPERATORS)})\.default"
     rf"|python\.({'|'.join(PYTHON_OPERATORS)}))$"
 )
 #: Of ATen's, the one that reaches outside: it maps a file. Those that write to their arguments end in "_".

@@ -238,7 +238,7 @@ class _Stage:
     unit: str = ""
 
     def throughput(self, seconds: float) -> str:
-        """`  512 images, 160/s`, or nothing for a stage that took no steps."""
+        """`  512 samples, 160/s`, or nothing for a stage that took no steps."""
         if not self.done or not self.unit or self.unit.startswith("%"):
             return ""
         rate = f", {per_second(self.done / seconds)}/s" if seconds > 0 else ""

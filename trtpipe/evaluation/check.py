@@ -224,7 +224,7 @@ def run_all(runner: Runner, data: CheckData, progress: Progress | None) -> tuple
             parts.append(data.batching.rows(runner.run(piece), count))
             done += count
             if progress is not None:
-                progress.step(done, data.samples, "images")
+                progress.step(done, data.samples, "samples")
     if not done or not any(parts):
         return {}, ["no sample was compared"]
     return joined(parts), []

@@ -49,20 +49,19 @@ class Speedup:
         return self.fp16_ms / self.int8_ms
 
 
-def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], rounds: int = _ROUNDS) -> Speedup:
+def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array]) -> Speedup:
     """Both engines in turns on one batch, data on the GPU; then the INT8 engine's layers once by its profile.
 
     Args:
         int8: open.
         fp16: open.
         inputs: one batch, [B, ...] in the bindings' dtypes.
-        rounds: how often each is timed.
     """
     for engine in (int8, fp16):
         for _ in range(WARM_UP):
             engine.run(inputs)
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         for engine, engine_times in zip((int8, fp16), times, strict=True):
             engine_times.append(engine.milliseconds(inputs, transfers=False))
     overhead = [(name, ms) for name, ms in int8.layer_ms(inputs) if converts(name)]

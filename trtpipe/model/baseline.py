@@ -139,7 +139,7 @@ def _recorded(
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
         labelled |= batch.labels is not None
         ids += batch.ids
-        progress.step(len(ids), samples, "images")
+        progress.step(len(ids), samples, "samples")
     if not ids:
         raise InputError("check: the data must hold one sample or more (got none). Check its path.")
     outputs_of_all = joined(parts)

@@ -7,10 +7,10 @@ imported. `model.pt2e` has the one choice between modules.
 from __future__ import annotations
 
 import inspect
-import re
 from typing import TYPE_CHECKING
 
 from trtpipe.packages import BUILDING, CAPTURE, RUN, pip_install
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ SHOWS_MORE = (2, 13)
 
 def release(version: str) -> tuple[int, int]:
     """The first two numbers of a version of PyTorch: (2, 14) of "2.14.1+cu130"; (0, 0) of what is none."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    major, minor, *_ = parse_version(version) or (0, 0)
+    return major, minor
 
 
 def dotted(number: tuple[int, int]) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import Sign
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, either
 from trtpipe.job.job import Job
 from trtpipe.nightly.outcome import State
 from trtpipe.nightly.regressions import LIMITS, Limit
@@ -29,6 +29,9 @@ REMEMBERED: Mapping[str, str] = {
     "jobs": "JOB", "overrides": "--set", "force": "--force", "repeat": "--repeat", "accept": "--accept",
     "limits": "--limit", "store": "--store", "diagnose_seconds": "--diagnose",
 }  # fmt: skip
+
+#: What a run of --repeat is not given: it builds here, looks for differences, and is no release.
+NOT_REPEATED = ("scheduler", "sign")
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,10 @@ class Options:
                 "--resume: jobs and options must be those of the run that was stopped (got others in "
                 f"{', '.join(others)}). Leave them out, or --resume."
             )
-        if before["repeat"] and (self.scheduler or self.sign):
+        if before["repeat"] and any(getattr(self, name) for name in NOT_REPEATED):
+            named = either([f"--{name}" for name in NOT_REPEATED])
             raise InputError(
-                "--resume: the run that was stopped must not be one of --repeat where --scheduler or --sign is given. "
+                f"--resume: the run that was stopped must not be one of --repeat where {named} is given. "
                 "Leave these out."
             )
         return replace(

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-#: Results that reports do not list as reused: they are part of the model.
-QUIET = ("outputs", "corners", "samples")
-
-
 class Memory:
     """The latest model and graph in this process: jobs of one matrix that follow each other share them.
 
@@ -101,52 +97,44 @@ class CachedResults:
         self._memory.put(self._keys.model, name, made, part.reads)
         return made
 
-    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+    def on_disk(self, codec: Codec[T], make: Callable[[], T]) -> T:
         """A stage's result from the cache; made and stored when it is not there. One process at a time makes it."""
-        key = _key(self._keys, kind)
-        stored = self._read(kind, key, codec)
+        kind, key = codec.kind, _key(self._keys, codec.stage)
+        stored = self._read(key, codec)
         if stored is not None:
             return stored[0]
         with self._cache.lock(kind, key, lambda: self._waiting(kind)):
-            stored = self._read(kind, key, codec)
+            stored = self._read(key, codec)
             if stored is not None:
                 return stored[0]
             value = make()
             if (keys := self._keys_now()) is not None:
                 facts, files = codec.dump(value)
-                self._cache.put(kind, _key(keys, kind), facts, files)
+                self._cache.put(kind, _key(keys, codec.stage), facts, files)
             return value
 
     def recording(self) -> AbstractContextManager[object]:
         """Record what is read."""
         return self._recorder
 
-    def _read(self, kind: str, key: str, codec: Codec[T]) -> tuple[T] | None:
-        entry = self._cache.get(kind, key)
+    def _read(self, key: str, codec: Codec[T]) -> tuple[T] | None:
+        entry = self._cache.get(codec.kind, key)
         if entry is None:
             return None
         try:
             value = codec.load(entry)
         except (DamagedEntry, CalibError, KeyError, TypeError, ValueError):
-            self._cache.discard(kind, key)
+            self._cache.discard(codec.kind, key)
             return None
-        if kind not in QUIET:
-            self.reused.append(kind)
+        if codec.kind == codec.stage:
+            self.reused.append(codec.kind)
         return (value,)
 
     def _waiting(self, kind: str) -> None:
         self._reporter.note(f"{kind}: another process is making the same; waiting for it")
 
 
-def _key(keys: StageKeys, kind: str) -> str:
-    key = {
-        "outputs": keys.model,
-        "corners": keys.baseline,
-        "samples": keys.baseline,
-        "baseline": keys.baseline,
-        "calibration": keys.calibration,
-        "graph": keys.graph,
-        "engine": keys.engine,
-    }[kind]
+def _key(keys: StageKeys, stage: str) -> str:
+    key: str | None = getattr(keys, stage)
     assert key is not None
     return key

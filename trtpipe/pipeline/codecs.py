@@ -37,11 +37,16 @@ _LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
 
 @dataclass(frozen=True)
 class Codec(Generic[T]):
-    """`dump` gives the facts and the files of a value; `load` the value of an entry.
+    """How one kind of result is stored.
 
-    `load` raises DamagedEntry, CalibError, KeyError, TypeError or ValueError for an entry that `dump` did not write.
+    `kind` is its name in the cache, and `stage` the field of `StageKeys` that has its key: a kind that is not named
+    like its stage is a part of it, which no report lists as reused. `dump` gives the facts and the files of a value;
+    `load` the value of an entry, and raises DamagedEntry, CalibError, KeyError, TypeError or ValueError for an entry
+    that `dump` did not write.
     """
 
+    kind: str
+    stage: str
     dump: Callable[[T], Stored]
     load: Callable[[Entry], T]
 
@@ -202,10 +207,10 @@ def _load_compiled(entry: Entry) -> Compiled:
     return Compiled(lowered, held)
 
 
-SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
-CORNERS: Codec[CornerOutputs] = Codec(_dump_corners, _load_corners)
-RECORDED: Codec[Recorded] = Codec(_dump_recorded, _load_recorded)
-TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
-FIGURES: Codec[npt.NDArray[np.float64]] = Codec(_dump_figures, _load_figures)
-LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)
-COMPILED: Codec[Compiled] = Codec(_dump_compiled, _load_compiled)
+SPECS: Codec[tuple[TensorSpec, ...]] = Codec("outputs", "model", _dump_specs, _load_specs)
+CORNERS: Codec[CornerOutputs] = Codec("corners", "baseline", _dump_corners, _load_corners)
+RECORDED: Codec[Recorded] = Codec("baseline", "baseline", _dump_recorded, _load_recorded)
+TABLE: Codec[CalibrationTable | None] = Codec("calibration", "calibration", _dump_table, _load_table)
+FIGURES: Codec[npt.NDArray[np.float64]] = Codec("samples", "baseline", _dump_figures, _load_figures)
+LOWERED: Codec[Lowered] = Codec("graph", "graph", _dump_lowered, _load_lowered)
+COMPILED: Codec[Compiled] = Codec("engine", "engine", _dump_compiled, _load_compiled)

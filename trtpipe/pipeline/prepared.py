@@ -145,7 +145,7 @@ class PreparedJob:
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output bindings."""
-        specs = self.results.on_disk("outputs", SPECS, lambda: self.captured.outputs)
+        specs = self.results.on_disk(SPECS, lambda: self.captured.outputs)
         return self.job.as_judged(specs)
 
     @cached_property
@@ -226,7 +226,7 @@ class PreparedJob:
         with self._stages.unnamed():
             arrays = next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
         now = figures(arrays)
-        before = self.results.on_disk("samples", FIGURES, lambda: now)
+        before = self.results.on_disk(FIGURES, lambda: now)
         if now.shape != before.shape or not same_figures(now, before):
             raise InputError(_OTHERWISE.format("check", "the samples hold other values", "how they are made"))
         return arrays
@@ -240,7 +240,7 @@ class PreparedJob:
             with self._stages.unnamed():
                 return corner_outputs(loaded, self.first_check_batch, self.job.build.profiles)
 
-        return self.results.on_disk("corners", CORNERS, make)
+        return self.results.on_disk(CORNERS, make)
 
     @cached_property
     def check_source(self) -> Source:
@@ -306,7 +306,7 @@ class PreparedJob:
                 self._require_judgeable(baseline, loaded.outputs)
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
-        recorded = self.results.on_disk("baseline", RECORDED, make)
+        recorded = self.results.on_disk(RECORDED, make)
         if not fresh:  # it may have been recorded for other limits
             self._require_judgeable(recorded.baseline, self.outputs)
         return recorded

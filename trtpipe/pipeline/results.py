@@ -22,12 +22,11 @@ class Results(Protocol):
             make: makes it.
         """
 
-    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+    def on_disk(self, codec: Codec[T], make: Callable[[], T]) -> T:
         """A value that can be stored: the one stored for this job's stage, or `make()`.
 
         Args:
-            kind: "outputs", "corners", "samples", "baseline", "calibration", "graph" or "engine".
-            codec: how it is stored.
+            codec: which kind of value it is, and how it is stored.
             make: makes it.
         """
 
@@ -42,7 +41,7 @@ class Uncached:
         """Make it."""
         return make()
 
-    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+    def on_disk(self, codec: Codec[T], make: Callable[[], T]) -> T:
         """Make it."""
         return make()
 

@@ -78,7 +78,7 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
         return own_table(prepared)
     if job.build.quantization == "implicit":
         return None
-    return prepared.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, prepared, stages))
+    return prepared.results.on_disk(TABLE, lambda: calibration_table(job, data, prepared, stages))
 
 
 def own_table(prepared: PreparedJob) -> CalibrationTable:
@@ -174,7 +174,7 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
             del quantized  # its program holds the graph's weights once more
         return replace(lowered, graph=graph)
 
-    lowered = (results or Uncached()).on_disk("graph", LOWERED, make)
+    lowered = (results or Uncached()).on_disk(LOWERED, make)
     _require_compilable(job, lowered.layers)
     return lowered
 
@@ -234,10 +234,10 @@ def build_engine(
         return Compiled(lowered_of(prepared, quantized, made, engine.graph), engine)
 
     if job.build.route != "onnx":
-        return kept.on_disk("engine", COMPILED, directly)
+        return kept.on_disk(COMPILED, directly)
     if job.build.target == "onnxruntime":  # the graph is the engine
         return through_onnx()
-    return kept.on_disk("engine", COMPILED, through_onnx)
+    return kept.on_disk(COMPILED, through_onnx)
 
 
 def compile_engine(job: Job, prepared: PreparedJob, quantized: Quantized, stages: Stages) -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,24 +45,28 @@ def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str)
     Raises:
         calib.CalibError: it belongs to another model, or was made otherwise than the job says.
     """
-    table = table_as_asked(calibration)
+    table = table_as_asked(calibration, histograms=True)
     assert calibration.table is not None
     if table.digests.get("graph") == exact:
         digests = {**digests, "graph": exact}
     table.require(calibration.table, digests, table.algorithm, table.percentile)
-    with suppress(CalibError):
-        return CalibrationTable.load(calibration.table, histograms=True)
     return table
 
 
-def table_as_asked(calibration: Calibration) -> CalibrationTable:
-    """The table that `calibration.table` names, made as the job says, whatever model it belongs to.
+def table_as_asked(calibration: Calibration, *, histograms: bool = False) -> CalibrationTable:
+    """The table that `calibration.table` names, made as the job says, whatever model it belongs to; with `histograms`,
+    those too where the ones beside it are its own.
 
     Raises:
         calib.CalibError: it is no table, or was made otherwise.
     """
     assert calibration.table is not None
-    table = CalibrationTable.load(calibration.table)
+    try:
+        table = CalibrationTable.load(calibration.table, histograms=histograms)
+    except CalibError:
+        if not histograms:
+            raise
+        return table_as_asked(calibration)
     if calibration.algorithm != "auto":
         table.require(calibration.table, table.digests, calibration.algorithm, calibration.percentile)
     kept = () if table.corrections is None else tuple(s.name for s in table.corrections.steps if s.kept)

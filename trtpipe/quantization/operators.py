@@ -13,16 +13,9 @@ from typing import Any
 import torch
 
 from calib.algorithms import INT8_RANGE
+from trtpipe.bundle.hybrid import OWN_OPERATORS
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
-_SCHEMAS = (
-    "quantize(Tensor x, float scale) -> Tensor",
-    "dequantize(Tensor q, float scale, ScalarType dtype) -> Tensor",
-    "dequantize_per_channel(Tensor q, Tensor scales, int axis, ScalarType dtype) -> Tensor",
-    "dequantize_beside(Tensor q, Tensor scales, int axis, ScalarType dtype, Tensor beside) -> Tensor",
-)
-for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def _quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -45,10 +38,16 @@ def _dequantize_beside(
     return _dequantize_per_channel(q, scales, axis, dtype)
 
 
-for _name, _function in (
-    ("quantize", _quantize),
-    ("dequantize", _dequantize),
-    ("dequantize_per_channel", _dequantize_per_channel),
-    ("dequantize_beside", _dequantize_beside),
+for _name, _function, _signature in zip(
+    OWN_OPERATORS,
+    (_quantize, _dequantize, _dequantize_per_channel, _dequantize_beside),
+    (
+        "(Tensor x, float scale)",
+        "(Tensor q, float scale, ScalarType dtype)",
+        "(Tensor q, Tensor scales, int axis, ScalarType dtype)",
+        "(Tensor q, Tensor scales, int axis, ScalarType dtype, Tensor beside)",
+    ),
+    strict=True,
 ):
+    _library.define(f"{_name}{_signature} -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
     _library.impl(_name, _function, "CompositeExplicitAutograd")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: What an operator of PyTorch is in ONNX: a function of its inputs that writes the nodes.
 Translations = dict[Callable[..., object], Callable[..., "Value"]]
 
+#: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
+OPSET = 20
 #: The first opset with the types that an operator needs.
 _OPSETS = {
     "int4_dequantize": INT4_SUPPORT.opset,
@@ -34,12 +36,12 @@ _OPSETS = {
 DOMAIN = "trt"
 
 
-def opset_of(quantized: Quantized, least: int) -> int:
-    """The opset that the program's number formats need, `least` or later."""
+def opset_of(quantized: Quantized) -> int:
+    """The opset that the program's number formats need, `OPSET` or later."""
     from trtpipe.model.nodes import calls, op_name
 
     names = {op_name(n) for n in calls(quantized.program.graph)}
-    return max(least, *(_OPSETS.get(n, least) for n in names))
+    return max(OPSET, *(_OPSETS.get(n, OPSET) for n in names))
 
 
 def dequantized_type(out_dtype: int | None) -> DataType:

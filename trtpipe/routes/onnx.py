@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from calib.data import Source
 
-#: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
-OPSET = 20
 #: Bytes of weights of one file: protobuf's 2 GB less what the rest of a graph may take.
 MOST_WEIGHTS = 2**31 - 2**25
 
@@ -166,7 +164,7 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
 def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool = False) -> OnnxModel:
     """The quantized program as one checked ONNX file, byte-identical for the same program and form.
 
-    Its opset is `OPSET`, or the first that has the types of its number formats.
+    Its opset is `narrow_onnx.OPSET`, or the first that has the types of its number formats.
 
     Node names begin with the source module path (`layer3.1.conv2/Conv`), so that engine layers can be read. Traces,
     which hold paths of the exporting machine, are removed.
@@ -234,7 +232,7 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
                 decomposed(source),
                 example_inputs(quantized.inputs),
                 dynamo=True,
-                opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
+                opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized),
                 input_names=[s.name for s in quantized.inputs],
                 output_names=[s.name for s in quantized.outputs],
                 custom_translation_table=translated,

@@ -16,9 +16,9 @@ from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.packages import TORCH_TENSORRT, install_command
-from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, in_words
 from trtpipe.values import Route
+from trtpipe.version_numbers import parse_version
 
 
 def without_gpu(route: str, problem: str) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import BuildError
-from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.parser import OPSET_8_6, refused_nodes
 from trtpipe.trt.regions import Operation, OperationKind, int8_regions
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     import onnx

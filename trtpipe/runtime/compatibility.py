@@ -28,7 +28,7 @@ from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import TARGET_TITLES, parse_version, unsupported
+from trtpipe.trt.flavour import TARGET_TITLES, unsupported
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -36,6 +36,7 @@ from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.trt.placement import refused_here
 from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, rtx_support, takes_portable
 from trtpipe.values import computed_in
+from trtpipe.version_numbers import parse_version
 
 _REBUILD = "or build the bundle for this device"
 
@@ -342,15 +343,17 @@ def _otherwise(precisions: Collection[str], here: str) -> str:
 
 
 def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:
-    """The weights, which are about the file, and the activations of one context have to fit."""
-    entry = manifest.files.get(engine.file)
-    needed = (entry.size if entry else 0) + (engine.device_memory_bytes or 0)
+    """The activations of one context have to fit, and the weights, which are about the file, unless they are streamed
+    from the memory of the host: a Jetson has but one."""
+    entry, streamed = manifest.files.get(engine.file), engine.options.get("weight_streaming") and not device.jetson
+    needed = (entry.size if entry and not streamed else 0) + (engine.device_memory_bytes or 0)
     free = device.memory_bytes
     if free is None or needed <= free:
         return []
+    what = "activations" if streamed else "weights and activations"
     return [
-        f"memory: weights and activations need {needed / 2**20:.0f} MiB (got {free / 2**20:.0f} MiB). "
-        "Stop other programs, or build for a smaller batch."
+        f"memory: {what} need {needed / 2**20:.0f} MiB (got {free / 2**20:.0f} MiB). Stop other programs, or build for "
+        "a smaller batch."
     ]
 
 

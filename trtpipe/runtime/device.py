@@ -11,6 +11,7 @@ from trtpipe import packages
 from trtpipe.machine import available_bytes
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.platforms import machine_name
+from trtpipe.version_numbers import parse_version
 
 _ON_CPU = "not used: onnxruntime computes on the CPU"
 
@@ -75,7 +76,7 @@ def _device(gpus: driver.Driver) -> Device:
 def outdated_driver(target: str, cuda: str, needed: int | None) -> str:
     """Why a driver of this CUDA, like "12.6", does not do for a target's runtime, which needs that major; empty where
     it does, or where that is not known."""
-    if needed is None or not cuda or flavour.parse_version(cuda)[0] >= needed:
+    if needed is None or not cuda or parse_version(cuda)[0] >= needed:
         return ""
     return f"what is installed of {target} must have a driver of CUDA {needed} (got CUDA {cuda})"
 

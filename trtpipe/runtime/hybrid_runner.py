@@ -8,7 +8,7 @@ import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 _PYTHON: Mapping[str, Callable[..., Any]] = {n: getattr(operator, n) for n in PYTHON_OPERATORS}
-
-
-class PlanRunner(contextlib.AbstractContextManager[Any], Protocol):
-    """What executes one engine: a context manager."""
-
-    name: str
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What users of the outputs should know."""
-
-    def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
-        """The outputs as tensors on the device, for inputs there, both [B, ...] in the bindings' dtypes."""
 
 
 class DeviceRunner(EngineRunner):
@@ -80,8 +67,6 @@ class HybridRunner:
     Args:
         data: the content of model.hybrid.
         version_compatible, without_lean_runtime: as for `EngineRunner`.
-        device: PyTorch's name of the device.
-        part: what opens one engine, given its bytes.
 
     Raises:
         InputError: the file is damaged. On entering: it names an operator that this PyTorch lacks, or an engine cannot
@@ -89,28 +74,13 @@ class HybridRunner:
         MissingError: on entering: no PyTorch with CUDA, no GPU, or no TensorRT.
     """
 
-    def __init__(
-        self,
-        data: bytes,
-        *,
-        version_compatible: bool = False,
-        without_lean_runtime: bool = False,
-        device: str = "cuda",
-        part: Callable[[bytes], PlanRunner] | None = None,
-    ) -> None:
+    def __init__(self, data: bytes, *, version_compatible: bool = False, without_lean_runtime: bool = False) -> None:
         self._hybrid = hybrid.from_bytes(data, HYBRID)
-        self._device = device
-        self._part = part or (
-            lambda engine: DeviceRunner(
-                engine,
-                memory="torch",
-                version_compatible=version_compatible,
-                without_lean_runtime=without_lean_runtime,
-            )
-        )
+        self._device = DeviceRunner.device
+        self._version_compatible, self._without_lean_runtime = version_compatible, without_lean_runtime
         self._stack = contextlib.ExitStack()
         self._open = False
-        self._parts: list[PlanRunner] = []
+        self._parts: list[DeviceRunner] = []
         self.name = "hybrid"
 
     def __enter__(self) -> HybridRunner:
@@ -118,7 +88,9 @@ class HybridRunner:
         with contextlib.ExitStack() as stack:
             plan = self._hybrid.plan
             self._operators = {s.op: _operator(torch, s.op) for s in plan.steps if isinstance(s, OperatorStep)}
-            self._parts = [stack.enter_context(self._part(engine)) for engine in self._hybrid.engines]
+            self._parts = [self._part(engine) for engine in self._hybrid.engines]
+            for part in self._parts:
+                stack.enter_context(part)
             self._constants = {n: self._constant(n) for n in plan.constants}
             self._last = _last_readers(plan)
             self._stream = torch.cuda.Stream() if self._device == "cuda" else None
@@ -158,6 +130,14 @@ class HybridRunner:
                 for name in self._last.get(index, ()):
                     del values[name]
             return {n: self._argument(a, values).cpu().numpy() for n, a in plan.outputs.items()}
+
+    def _part(self, engine: bytes) -> DeviceRunner:
+        return DeviceRunner(
+            engine,
+            memory="torch",
+            version_compatible=self._version_compatible,
+            without_lean_runtime=self._without_lean_runtime,
+        )
 
     def _step(self, step: EngineStep | OperatorStep, values: Mapping[str, Any]) -> Any:
         args = [self._argument(a, values) for a in step.args]

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from calib.files import open_regular
-from calib.images import UNREADABLE_IMAGE, beyond_8_bits
+from calib.images import UNREADABLE_IMAGE, beyond_8_bits, wrong_count
 from calib.types import Array
 from trtpipe.batching import has_shape
 from trtpipe.errors import InputError
@@ -134,12 +134,8 @@ def _center_crop(image: Image.Image, t: Transform) -> Image.Image:
 def _normalize(chw: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
     """(x - mean) / std by channel, in float32."""
     for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, chw.shape[0]):
-            each = "" if len(chw) == 1 else f", or {len(chw)}, one a channel"
-            raise InputError(
-                f"preprocessing.normalize.{name}: must have one value{each} (got {len(values)}). Build the bundle "
-                "again."
-            )
+        if wrong := wrong_count(values, len(chw)):
+            raise InputError(f"preprocessing.normalize.{name}: {wrong}. Build the bundle again.")
     shift = np.asarray(mean, np.float32).reshape(-1, 1, 1)
     scale = np.asarray(std, np.float32).reshape(-1, 1, 1)
     result: Array = (chw - shift) / scale

@@ -240,17 +240,12 @@ class Model:
         """As `run_arrays`, one batch [B, ...] at a time.
 
         Raises:
-            InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the
-                missing ones would change it.
+            InputError: an output has no batch axis, and the samples do not fill whole batches.
         """
         runner, samples = self.runner, self._check_arrays(arrays, ids)
-        low, _, high = self.batch
+        high = self.batch[2]
+        self.batching(high).require_whole(samples, self.bundle.path)
         how = self.batching(min(samples, high))
-        if how.whole and (samples < low or (samples > high and samples % high)):
-            raise InputError(
-                f"{self.bundle.path}: output {how.whole[0]} has no batch axis: samples must fill whole batches, "
-                f"{low} to {high} at once or a multiple of {high} (got {samples}). Give as many."
-            )
         for start in range(0, samples, high):
             part = {n: np.ascontiguousarray(a[start : start + high]) for n, a in arrays.items()}
             for piece, count in how.pieces(part):

@@ -30,6 +30,7 @@ from trtpipe.trt.monitor import PERCENT, Watch, create, interruptible, make_logg
 from trtpipe.trt.options import asked, in_words, needs_driver, refusals, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
+from trtpipe.version_numbers import parse_version
 
 
 def build_engine(
@@ -199,7 +200,7 @@ def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHe
     """The plan's header, which must name the flavour, the version and the compute capabilities that were asked for."""
     header = plan.read_header(data)
     version = plan.written_version(tensorrt.version)
-    wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
+    wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=parse_version)))
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
         raise plan.of_another_library(_described(*wanted), _described(*got))

@@ -1,4 +1,4 @@
-"""TensorRT's two APIs of an execution context, tensors and bindings, behind the same methods."""
+"""TensorRT's tensor API of an execution context, which every supported release has."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def load_engine(tensorrt: Flavour, runtime: Runtime, plan: bytes, device: str, w
     return engine
 
 
-class _Context:
-    """A context that is given back by `close`: frames of a traceback may hold this object, and not TensorRT's then.
+class Tensors:
+    """An execution context, given back by `close`: frames of a traceback may hold this object, and not TensorRT's then.
 
     Args:
         watch: of TensorRT's logger.
@@ -61,6 +61,7 @@ class _Context:
 
     def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
         self._engine, self._context, self._watch = engine, context, watch
+        self._profile, self._shapes = 0, dict[str, Shape]()
 
     def close(self) -> None:
         """Destroy the context, which must not be executing; nothing else may be called then."""
@@ -76,21 +77,6 @@ class _Context:
         since = self._watch.mark()
         if not function(*arguments):
             raise InputError(f"{where}: TensorRT refuses {what} ({self._watch.reason(since)}).")
-
-    def _shape(self, name: str, shape: Shape, function: Callable[..., object], binding: str | int) -> None:
-        self._ask(f"inputs.{name}", f"the shape {shape}", function, binding, shape)
-
-    def _take(self, profile: int, stream: int) -> None:
-        what = f"optimization profile {profile}"
-        self._ask("engine", what, self._context.set_optimization_profile_async, profile, stream)
-
-
-class Tensors(_Context):
-    """The tensor API: everything by name."""
-
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
-        super().__init__(engine, context, watch)
-        self._profile, self._shapes = 0, dict[str, Shape]()
 
     def list(self) -> tuple[Binding, ...]:
         """Every binding, in the engine's order."""
@@ -120,9 +106,10 @@ class Tensors(_Context):
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
-            self._take(profile, stream)
+            what = f"optimization profile {profile}"
+            self._ask("engine", what, self._context.set_optimization_profile_async, profile, stream)
         for name, shape in shapes.items():
-            self._shape(name, shape, self._context.set_input_shape, name)
+            self._ask(f"inputs.{name}", f"the shape {shape}", self._context.set_input_shape, name, shape)
         self._profile, self._shapes = profile, dict(shapes)
         return True
 
@@ -146,74 +133,6 @@ class Tensors(_Context):
     def execute(self, stream: int) -> bool:
         """Enqueue one execution."""
         return bool(self._context.execute_async_v3(stream))
-
-
-class Bindings(_Context):
-    """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
-
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext, watch: Watch) -> None:
-        super().__init__(engine, context, watch)
-        self._count = engine.num_bindings // engine.num_optimization_profiles
-        self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
-        self._profile, self._shapes = 0, dict[str, Shape]()
-        self._addresses = dict.fromkeys(self._numbers, 0)
-
-    def list(self) -> tuple[Binding, ...]:
-        """Every binding, in the engine's order."""
-        engine = self._engine
-        profiles = range(engine.num_optimization_profiles)
-        return tuple(
-            Binding(
-                name,
-                _dtype(engine.get_binding_dtype(number)),
-                tuple(engine.get_binding_shape(number)),
-                is_input := bool(engine.binding_is_input(number)),
-                tuple(_ranges(engine.get_profile_shape(p, number + p * self._count)) for p in profiles)
-                if is_input
-                else (),
-            )
-            for name, number in self._numbers.items()
-        )
-
-    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed.
-
-        Raises:
-            InputError: the engine does not take a shape.
-        """
-        if profile == self._profile and shapes == self._shapes:
-            return False
-        if profile != self._profile:
-            self._take(profile, stream)
-        self._profile, self._shapes = profile, dict(shapes)
-        for name, shape in shapes.items():
-            self._shape(name, shape, self._context.set_binding_shape, self._number(name))
-        return True
-
-    def shape_of(self, name: str) -> Shape:
-        """The shape of an output for the chosen inputs; -1 where only the execution decides it."""
-        return tuple(self._context.get_binding_shape(self._number(name)))
-
-    def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
-        """Refused: this API knows no output allocator."""
-        raise InputError(
-            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Use the tensor API."
-        )
-
-    def set_address(self, name: str, address: int) -> None:
-        """Where a binding is in device memory."""
-        self._addresses[name] = address
-
-    def execute(self, stream: int) -> bool:
-        """Enqueue one execution."""
-        here = list(self._addresses.values())
-        before = [0] * (self._profile * self._count)
-        after = [0] * (self._engine.num_bindings - len(before) - len(here))
-        return bool(self._context.execute_async_v2([*before, *here, *after], stream))
-
-    def _number(self, name: str) -> int:
-        number: int = self._numbers[name] + self._profile * self._count
-        return number
 
 
 def _dtype(value: object) -> str:

@@ -12,7 +12,7 @@ from trtpipe.errors import InputError
 
 if TYPE_CHECKING:
     from calib.types import Array
-    from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors
+    from trtpipe.trt.calls import Binding, Shape, Tensors
     from trtpipe.trt.flavour import Flavour
     from trtpipe.trt.memory import Buffer, DeviceMemory, Graph, HostBuffer
     from trtpipe.trt.monitor import Watch
@@ -101,7 +101,7 @@ class Execution:
 
     def __init__(
         self,
-        calls: Tensors | Bindings,
+        calls: Tensors,
         memory: DeviceMemory,
         *,
         cuda_graph: bool,

@@ -19,6 +19,7 @@ from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import broken, install_command, not_installed
 from trtpipe.values import Target
+from trtpipe.version_numbers import parse_version
 
 FlavourName = Literal["tensorrt", "tensorrt_rtx"]
 #: Targets as messages name them.
@@ -180,16 +181,6 @@ def require_version(text: str) -> None:
     """
     if not re.fullmatch(r"\d+(\.\d+)*", text):
         raise InputError(f"--for: must be a version like 10.3.0 (got {text!r}).")
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0).
-
-    At least three of them, so that 10, 10.0 and 10.0.0 are the same release; none for a text that begins otherwise.
-    """
-    match = re.match(r"\d+(\.\d+)*", text)
-    numbers = tuple(int(p) for p in match.group().split(".")) if match else ()
-    return numbers + (0,) * (3 - len(numbers)) if numbers else ()
 
 
 def same_release(one: str, other: str) -> bool:

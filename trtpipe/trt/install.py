@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from trtpipe.packages import JETPACKS, RUN, absence, distributions, install_command, pip_install, versions
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
+from trtpipe.version_numbers import parse_version
 
 #: Releases that the commands choose among, best first: [since, until).
 _SPANS: Mapping[str, Sequence[tuple[str, str]]] = {

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trtpipe.trt.element_types import element_types
-from trtpipe.trt.flavour import parse_version
 from trtpipe.values import ONNX_DOMAINS
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     import onnx

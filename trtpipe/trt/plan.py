@@ -12,8 +12,9 @@ import struct
 from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.trt.flavour import FlavourName, parse_version, same_release
+from trtpipe.trt.flavour import FlavourName, same_release
 from trtpipe.trt.platforms import OLDEST_PORTABLE, takes_portable
+from trtpipe.version_numbers import parse_version
 
 HEADER_BYTES = 33
 _FLAVOURS: dict[bytes, FlavourName] = {

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.job.build_options import PlatformName
-from trtpipe.trt.flavour import is_within, parse_version
+from trtpipe.trt.flavour import is_within
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Precision
@@ -164,14 +165,14 @@ class RtxSupport:
     why: str
 
 
-def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | None = None) -> RtxSupport:
-    """The support of a GPU, by TensorRT-RTX's own list, else by what was observed (`RTX_SEEN` when `seen` is None)."""
+def rtx_support(compute_capability: str) -> RtxSupport:
+    """The support of a GPU, by TensorRT-RTX's own list, else by what was observed, `RTX_SEEN`."""
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
     if not takes_portable(compute_capability):
         return RtxSupport(False, f"a portable engine is for compute capability {OLDEST_PORTABLE} and later")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
-    support = (RTX_SEEN if seen is None else seen).get(compute_capability)
+    support = RTX_SEEN.get(compute_capability)
     if support is None:
         return RtxSupport(None, f"{unnamed}; whether a portable engine runs there is not known")
     runs, words = support

@@ -24,7 +24,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import install_command, pip_install
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan, validity
-from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, spec_of
+from trtpipe.trt.calls import Binding, Shape, Tensors, load_engine, spec_of
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import DeviceMemory, Provider, open_memory
@@ -32,6 +32,7 @@ from trtpipe.trt.monitor import Watch, create, make_logger
 from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
+from trtpipe.version_numbers import parse_version
 
 #: What a runner says that is used before it is opened, or after it was closed.
 NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
@@ -60,13 +61,10 @@ class EngineRunner:
             brings host code of its own, which is run.
         cuda_graph: capture an execution when shapes change and launch the graph from then on.
         refit: the ONNX file that the engine was built from, whose weights a stripped plan is given.
-        api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
         without_lean_runtime: the plan was built with build.exclude_lean_runtime: a release other than its own runs it
             with that release's libnvinfer_lean.so, which the loader of libraries has to find.
         specialization: when TensorRT-RTX compiles kernels for the very shapes of a call: "lazy", beside the calls,
             which run general kernels until then; "eager", in the first call; "none". When None, its own choice: lazy.
-        keep_kernels: keep what TensorRT-RTX compiles for this GPU in the user's cache folder: the next load takes less
-            time.
         plugins: libraries of the engine's plugins, content by name. Their code runs: whose it is must be known before.
 
     Raises (on entering):
@@ -82,22 +80,19 @@ class EngineRunner:
         version_compatible: bool = False,
         cuda_graph: bool = False,
         refit: bytes | None = None,
-        api: Literal["tensors", "bindings"] | None = None,
         without_lean_runtime: bool = False,
         specialization: Specialization | None = None,
-        keep_kernels: bool = True,
         plugins: Mapping[str, bytes] | None = None,
     ) -> None:
         self._plugins = plugins or {}
         self._plan = engine if isinstance(engine, bytes) else read_regular(Path(engine))
         self._open_memory = memory if callable(memory) else lambda: open_memory(memory)
-        self._without_lean_runtime, self._keep_kernels = without_lean_runtime, keep_kernels
+        self._without_lean_runtime = without_lean_runtime
         self._cache: KernelCache | None = None
         self._specialization = specialization
         self._version_compatible = version_compatible
         self._cuda_graph = cuda_graph
         self._refit = refit
-        self._api = api
         self._engine: ICudaEngine | None = None
         self._turn = threading.Condition()
         self._idle: list[Execution] = []
@@ -245,8 +240,7 @@ class EngineRunner:
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
-        self._bindings_api = self._api == "bindings" or not tensorrt.has("tensor_api")
-        if tensorrt.has("runtime_cache") and self._keep_kernels:
+        if tensorrt.has("runtime_cache"):
             try:
                 self._cache = KernelCache(kernel_file(self._plan, device))
             except InputError as error:  # the user has no folder for it
@@ -272,7 +266,7 @@ class EngineRunner:
         tensorrt, engine = self._flavour, self._opened()
         memory = self._open_memory()
         try:
-            calls = (Bindings if self._bindings_api else Tensors)(engine, self._new_context(), self._watch)
+            calls = Tensors(engine, self._new_context(), self._watch)
             return Execution(
                 calls,
                 memory,
@@ -312,7 +306,7 @@ class EngineRunner:
         for folder in ("", *(spec.submodule_search_locations or () if spec else ())):
             if (loaded := runtime.load_runtime(os.path.join(folder, library))) is not None:
                 return loaded
-        release = ".".join(map(str, flavour.parse_version(version)[:3]))
+        release = ".".join(map(str, parse_version(version)[:3]))
         raise InputError(
             f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
             f"loaded ({self._watch.reason(since)}). Install it: {pip_install(f'tensorrt-lean=={release}.*')}."

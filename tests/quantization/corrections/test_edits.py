@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from calib.errors import CalibError
 from calib.types import Array
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, constant_value, is_constant, op_name
@@ -86,3 +87,29 @@ def test_batches_side_by_side_give_what_each_gives_and_a_rounded_weight_does_not
     for batch, outputs in zip(batches, together, strict=True):
         (wanted,), _ = machine.finish(0, machine.inputs(batch), changed)
         assert torch.equal(outputs[0], wanted)
+
+
+@pytest.mark.parametrize(("kind", "own"), [("scale:0", [6]), ("scale:1", [4]), ("levels", [6, 4]), ("steps", [6])])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 4)])
+def test_arrays_of_another_shape_are_refused(
+    plain: Captured, kind: str, own: list[int], shape: tuple[int, ...]
+) -> None:
+    name = weights(plain)[0]
+    arrays: dict[str, Array] = {f"levels:{name}": np.ones((6, 4), np.int8), f"steps:{name}": np.ones(6, np.float32)}
+    arrays[f"{kind}:{name}"] = np.ones(shape, np.int8 if kind == "levels" else np.float32)
+    with pytest.raises(CalibError) as caught:
+        corrected(plain, arrays)
+    assert str(caught.value) == (
+        f"corrections: {kind}:{name} must have the shape {own} for this model's graph (got {list(shape)}). Calibrate "
+        "again."
+    )
+
+
+def test_a_bias_has_a_number_for_each_output_channel() -> None:
+    network = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Conv2d(6, 8, 1, groups=2))
+    captured = capture(nets.loaded(network.requires_grad_(False).eval(), ("N", 4, 5, 5), out_shape=("N", 8, 7, 7)))
+    for node, channels in zip((n for n in calls(captured.graph.graph) if "conv" in op_name(n)), (6, 8), strict=True):
+        key = f"bias:{node.name}"
+        assert corrected(captured, {key: np.zeros(channels, np.float32)}).int8
+        with pytest.raises(CalibError, match=rf"corrections: {key} must have the shape \[{channels}\] .*got \[3\]"):
+            corrected(captured, {key: np.zeros(3, np.float32)})

@@ -106,12 +106,8 @@ def command(
 
         signs = signing(sign)
         cache = None if before is None else stack.enter_context(timing_cache_of(before))
-        works = [
-            work(
-                path, job, partial(build, _timed_by(job, cache), out, diagnose_seconds=diagnose_seconds), signs, before
-            )
-            for path, job in loaded
-        ]
+        building = partial(build, diagnose_seconds=diagnose_seconds, timing_cache=cache)
+        works = [work(path, job, partial(building, job, out), signs, before) for path, job in loaded]
         if kits:
             finish = partial(finish_kit, key=trusted_key(key), timing_cache=cache)
             works += [work(path, None, partial(finish, path, out), signs, before) for path in kits]
@@ -123,13 +119,6 @@ def _named(kits: tuple[Path, ...], key: Path | None) -> Iterator[tuple[Path, str
     for kit in kits:
         with suppress(InputError, OSError):
             yield kit, admit(kit, key)[0].manifest.name
-
-
-def _timed_by(job: Job, cache: str | None) -> Job:
-    """The job with a folder of timing caches in the place of its own."""
-    if cache is None or job.build.target != "tensorrt":
-        return job
-    return job.model_copy(update={"build": job.build.model_copy(update={"timing_cache": cache})})
 
 
 def load_jobs(

@@ -30,7 +30,7 @@ from trtpipe.cli.watching import Jobs
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
-from trtpipe.nightly.options import HISTORY, JSON_REPORT, PAGE, TEXT_REPORT, Options
+from trtpipe.nightly.options import HISTORY, JSON_REPORT, NOT_REPEATED, PAGE, TEXT_REPORT, Options
 from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
@@ -117,13 +117,9 @@ def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
         unused = ("sign", "diagnose_seconds", "resume", "limits", "accept", "repeat", "workers", "memory", "cache_size")
         refuse_unused(unused, "with --explain")
     if given["repeat"]:
-        refuse_unused(("limits", "accept", "store", "force"), "with --repeat")
+        refuse_unused(("limits", "accept", "store", "force", *NOT_REPEATED), "with --repeat")
     if given["scheduler"]:
         refuse_unused(("workers", "memory"), "with --scheduler")
-    if given["repeat"] and given["scheduler"]:
-        raise click.UsageError("--repeat must not be given with --scheduler.")
-    if given["repeat"] and given["sign"]:
-        raise click.UsageError("--repeat must not be given with --sign: it looks for differences, and is no release.")
     if not given["scheduler"] and (given["credentials"] or given["insecure"]):
         raise click.UsageError("--tls and --insecure must be given with --scheduler.")
     out = given["out"]

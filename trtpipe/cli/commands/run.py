@@ -98,7 +98,8 @@ def command(
             return
         assert feed is not None
         if raw:
-            _require_whole_batches(model, len(feed.ids), batch_size or model.batch[1])
+            how = model.batching(batch_size or model.batch[1])
+            how.require_whole(len(feed.ids), bundle, "Give as many, or a --batch-size that divides them.")
         else:
             model.require_classes(top, "--top", "Add --raw.")
         with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
@@ -112,16 +113,6 @@ def command(
                         right += row["label"] == row["truth"]
     if labelled and not quiet:
         console.err(f"accuracy {right / labelled:.4f}: {right} of {labelled} labelled samples")
-
-
-def _require_whole_batches(model: Model, samples: int, size: int) -> None:
-    """Refuse a last batch of another size, before the first, if an output depends on all samples of its batch."""
-    whole = [spec.name for spec in model.manifest.outputs if spec.batch_axis is None]
-    if whole and samples > size and samples % size:
-        raise InputError(
-            f"{model.bundle.path}: output {whole[0]} has no batch axis: samples must fill whole batches of {size} (got "
-            f"{samples}). Give as many, or a --batch-size that divides them."
-        )
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[JsonRow]:

@@ -10,15 +10,24 @@ Scales apply whatever precision the operation gets; levels and bias only where i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from calib.errors import CalibError
 from calib.types import Array
-from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
+from trtpipe.model.nodes import (
+    add_constant,
+    calls,
+    constant_value,
+    copied,
+    groups_of,
+    is_constant,
+    op_name,
+    set_constant,
+)
 from trtpipe.model.products import WEIGHTED
 from trtpipe.model.sites import find_sites
 from trtpipe.quantization.rounding import scaled
@@ -41,7 +50,7 @@ def corrected(captured: Captured, arrays: Arrays, like: tuple[Captured, Arrays] 
             factors in both is shared, not multiplied again.
 
     Raises:
-        CalibError: an array is of no constant or operation of this graph.
+        CalibError: an array is of no constant or operation of this graph, or has another shape than it needs.
     """
     if not arrays:
         return captured
@@ -51,11 +60,15 @@ def corrected(captured: Captured, arrays: Arrays, like: tuple[Captured, Arrays] 
     for key, array in sorted(arrays.items()):
         kind, _, name = key.partition(":")
         if kind == "scale":
-            _known(constants, name.partition(":")[2], key)
+            along, _, name = name.partition(":")
+            shape = constant_value(graph, _known(constants, name, key)).shape
+            _require_shape(key, array, shape[int(along) : int(along) + 1])
         elif kind == "levels":
-            _known(constants, name, key)
+            _require_shape(key, array, constant_value(graph, _known(constants, name, key)).shape)
         elif kind == "bias":
-            _with_bias(graph, _known(operations, name, key), len(array))
+            node = _known(operations, name, key)
+            _require_shape(key, array, (_channels(graph, node),))
+            _with_bias(graph, node, len(array))
     made = {} if like is None else _factors(like[1])
     for name, factors in _factors(arrays).items():
         node = constants[name]
@@ -91,6 +104,21 @@ def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:
     return nodes[name]
 
 
+def _require_shape(key: str, array: Array, shape: Sequence[int]) -> None:
+    if array.shape != tuple(shape):
+        raise CalibError(
+            f"corrections: {key} must have the shape {list(shape)} for this model's graph (got {list(array.shape)}). "
+            "Calibrate again."
+        )
+
+
+def _channels(graph: GraphModule, node: Node) -> int:
+    """Output channels of an operation with a weight."""
+    name = op_name(node)
+    channels = constant_value(graph, cast("Node", node.args[1])).shape[WEIGHTED[name]]
+    return channels * groups_of(node) if name.startswith("conv_transpose") else channels
+
+
 def _with_bias(graph: GraphModule, node: Node, channels: int) -> None:
     """Zeros as the bias of an operation that has none."""
     if len(node.args) < 3 or node.args[2] is None:
@@ -110,7 +138,8 @@ def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
             continue
         one = Int8Weight(None, None, None if bias is None else torch.from_numpy(bias.copy()))
         if levels is not None:
-            steps = torch.from_numpy(arrays[f"steps:{weight.target}"].copy())
-            one = replace(one, stored=torch.from_numpy(levels), scales=steps, axis=WEIGHTED[op_name(node)])
+            steps, axis = arrays[key := f"steps:{weight.target}"], WEIGHTED[op_name(node)]
+            _require_shape(key, steps, levels.shape[axis : axis + 1])
+            one = replace(one, stored=torch.from_numpy(levels), scales=torch.from_numpy(steps.copy()), axis=axis)
         weights[node.name] = one
     return weights

@@ -17,7 +17,7 @@ import torch
 
 import trtpipe.quantization.operators  # noqa: F401  # registers torch.ops.trtpipe
 from calib.types import Array
-from trtpipe.trt.flavour import parse_version
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     from torch2trt import ConversionContext

@@ -32,8 +32,8 @@ from trtpipe.model.nodes import (
 )
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.quantization.precision import CASTS
+from trtpipe.routes.own_qdq import rewritten
 from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
-from trtpipe.routes.torch_tensorrt.qdq import rewritten
 from trtpipe.values import Quantized
 
 if TYPE_CHECKING:

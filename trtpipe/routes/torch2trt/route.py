@@ -27,11 +27,12 @@ from trtpipe.job.globs import matching
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
+from trtpipe.routes.frontends import checked_header, graph_of, require_gpu
 from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
-from trtpipe.routes.torch_tensorrt.route import checked_header, graph_of, require_gpu
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.options import asked
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
+from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     import torch
@@ -256,7 +257,7 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonOb
     }
     if build.avg_timing_iterations is not None:
         made["avg_timing_iterations"] = build.avg_timing_iterations
-    if flavour.parse_version(tensorrt.version) < (10,):
+    if parse_version(tensorrt.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
         names = {"entropy_2": "ENTROPY_CALIBRATION_2", "entropy": "ENTROPY_CALIBRATION",

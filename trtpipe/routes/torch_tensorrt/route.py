@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle import hybrid
-from trtpipe.errors import BuildError, InputError, MissingError, first_line
+from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
@@ -23,21 +23,21 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.frontends import checked_header, graph_of, require_gpu
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, ROUTE_NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
 from trtpipe.trt.options import asked
-from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec, computed_in
+from trtpipe.values import Engine, Fallback, LoadedModel, Quantized, TensorSpec, computed_in
 
 if TYPE_CHECKING:
     import torch
 
     from calib.data import Source
 
-__all__ = ["LOGGERS", "checked_header", "compile_engine", "graph_of", "require_gpu"]
+__all__ = ["LOGGERS", "compile_engine"]
 
 GRAPH_NOTE = (
     "route torch_tensorrt: the bundle's graph is the ONNX of the same quantized program; the engine was compiled by "
@@ -161,16 +161,6 @@ def _hybrid(
     return hybrid.to_bytes(module), headers[0], fallback, how
 
 
-def require_gpu(route: str) -> None:
-    """Nothing, where this machine has an NVIDIA GPU.
-
-    Raises:
-        MissingError: it has none; the message points to the route that needs none.
-    """
-    if problem := driver.probe().problem:
-        raise MissingError(f"build.route: {options.without_gpu(route, problem)}")
-
-
 def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
     """Torch-TensorRT, imported quietly, and the TensorRT below it.
 
@@ -268,7 +258,8 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
-    from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
+    from trtpipe.routes.own_qdq import rewritten
+    from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules
 
     check_shapes(quantized.program, quantized.inputs)
     _check_outputs(quantized.program, quantized.outputs)
@@ -317,25 +308,3 @@ def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorS
                 f"outputs.{outputs[index].name}: each output must be a tensor of its own on route torch_tensorrt "
                 f"(got the tensor of {first} again). Return a clone, or use build.route onnx."
             )
-
-
-def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
-    """The plan's header, which must name the TensorRT of the target.
-
-    Raises:
-        BuildError: it is another library's, or another release's.
-    """
-    header = plan.read_header(data)
-    version = plan.written_version(tensorrt.version)
-    if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
-        raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
-    return header
-
-
-def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
-    """The ONNX of the same program, to execute where no engine can; and notes on it."""
-    try:
-        return to_onnx(quantized), (note,)
-    except BuildError as error:
-        first = first_line(error)  # torch.onnx ends it with advice for its own developers
-        return None, (f"the program has no ONNX form, so only the engine can be checked: {first}",)
