@@ -471,6 +471,7 @@ REMEMBERED = {
     "calib.kernel._helpers": "threads, which the process has for all counting",
     "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
     "calib.observers._warn_slower": "nothing is returned: one message a process",
+    "trtpipe.job.importable._folders_of_python": "the Python that the process is of",
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
     "trtpipe.model.failures._folders": "where the packages are that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from calib.errors import some_of
 from calib.user_code import user_code
 from trtpipe.errors import InputError
-from trtpipe.model.bindings import INNER
 from trtpipe.model.computing import off
 from trtpipe.model.export import filled
 from trtpipe.model.output_specs import whole_value
@@ -86,6 +85,8 @@ def require_no_draws(graph: torch.fx.GraphModule) -> None:
 
 def plain_attributes(module: torch.nn.Module) -> dict[str, object]:
     """By `<path>.<name>`, the numbers, truth values and texts among the attributes of a model's modules, and None."""
+    from trtpipe.model.bindings import INNER
+
     return {
         f"{path}.{name}".removeprefix(f"{INNER}."): value
         for path, part in module.named_modules()
@@ -112,6 +113,7 @@ def drop_writes(graph: torch.fx.GraphModule) -> None:
     Raises:
         InputError: an output depends on a buffer that is written: it is another in the next call.
     """
+    from trtpipe.model.bindings import INNER
     from trtpipe.model.nodes import calls, is_constant, op_name, source_line
 
     writes = [n for n in calls(graph.graph) if op_name(n) == "copy_" and is_constant(n.args[0])]
