@@ -12,6 +12,7 @@ import pkgutil
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,20 @@ def imported() -> None:
         if not module.name.startswith("trtpipe.examples.") and not module.name.endswith(".__main__"):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module.name)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's images and trained weights, made once a run: training takes a minute of a busy processor."""
+    from filelock import FileLock
+
+    from trtpipe.examples.digits import make
+
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
+    with FileLock(f"{place}.lock"):
+        make(place)
+    return place
 
 
 @pytest.fixture(scope="session")

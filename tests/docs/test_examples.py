@@ -76,12 +76,12 @@ def test_editors_find_the_schema_and_the_docs_the_example(path: Path) -> None:
 
 @pytest.mark.acceptance
 @pytest.mark.parametrize("name", BUILT)
-def test_examples_build(name: str, tmp_path: Path) -> None:
-    from trtpipe.examples.digits import make, write_onnx
+def test_examples_build(name: str, tmp_path: Path, digits: Path) -> None:
+    from trtpipe.examples.digits import write_onnx
 
     shutil.copytree(CONFIGS, tmp_path / "configs")
     if "digits" in (CONFIGS / f"{name}.yaml").read_text():
-        make(tmp_path / "data" / "digits")
+        shutil.copytree(digits, tmp_path / "data" / "digits")
     if name == "onnx-file":
         write_onnx(tmp_path / "data" / "digits")
     command = [sys.executable, "-m", "trtpipe", "build", f"configs/{name}.yaml", "-q", *LESS.get(name, ())]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from trtpipe.bundle.format import Bundle, read_bundle
-from trtpipe.examples.digits import make
 from trtpipe.job.load import read_job
 from trtpipe.pipeline.build import Built, build
 from trtpipe.progress import Silent
@@ -25,12 +24,12 @@ JOB = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     """A folder with configs/quickstart.yaml and data/digits as the Makefile makes them."""
     folder = tmp_path_factory.mktemp("quickstart")
     (folder / "configs").mkdir()
     shutil.copy(JOB, folder / "configs")
-    make(folder / "data" / "digits")
+    shutil.copytree(digits, folder / "data" / "digits")
     return folder
 
 

@@ -396,6 +396,9 @@ def test_a_baseline_that_guesses_is_a_warning() -> None:
         f"y: the baseline itself is right on {share:.1f} % of 200 labelled samples, and guessing on {most:.1f} %: "
         "accuracy and drop say nothing. Do the labels number the model's classes? See check.labels",
     )
+    with_data = replace(checked, batches=lambda: iter([{"x": scores}]))
+    verdict = check_engine(Echo(), "graph", with_data, Limits(), damaged=damaged(Echo(lambda x: -x)), progress=Silent())
+    assert near_chance(metrics, checked)[0] in verdict.warnings
     right = scores.argmax(1)
     metrics, _ = measure({"y": scores}, {"y": scores}, right, Limits())
     assert near_chance(metrics, replace(checked, labels=right)) == ()

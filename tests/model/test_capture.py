@@ -348,3 +348,33 @@ def test_a_quantized_output_is_refused() -> None:
         "outputs.logits: must be a plain tensor (got qint8, quantized, which no engine returns). Return dequantize() "
         "of it."
     )
+
+
+@pytest.mark.parametrize(
+    ("head", "shape", "ranges"),
+    [
+        (lambda y: torch.cat([y, -y]), ("2*N", 5), {"2*N": (2, 16)}),
+        (lambda y: y.reshape(-1), ("5*N",), {"5*N": (5, 40)}),
+        (lambda y: torch.nn.functional.pad(y, (0, 0, 1, 2)), ("N + 3", 5), {"N + 3": (4, 11)}),
+        (lambda y: y.mean(0), (5,), {}),
+        (lambda y: y.t(), (5, "N"), {"N": (1, 8)}),
+    ],
+)
+def test_extents_of_outputs_are_the_graphs_own(
+    head: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int | str, ...], ranges: dict[str, tuple[int, int]]
+) -> None:
+    """A number, a dimension of the inputs, or a formula of them with the range that it has where they have theirs."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return head(self.linear(x.mean((2, 3))))
+
+    loaded = nets.loaded(Net())
+    specs, _ = output_specs(loaded.module, loaded.inputs, {"logits": "float32"})  # type: ignore[arg-type]
+    (found,) = capture(replace(loaded, outputs=specs)).outputs
+    assert found.shape == shape
+    assert {name: (r.min, r.max) for name, r in found.dims.items()} == ranges

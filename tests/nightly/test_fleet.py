@@ -22,6 +22,7 @@ from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import JobsOfWorker, announced
 from trtpipe.nightly.task import FinishTask
+from trtpipe.nightly.transport import transport
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device
 
@@ -74,15 +75,18 @@ def test_a_scheduler_without_workers_is_said(monkeypatch):
 
 
 class Fleet:
-    """A scheduler and workers as processes of their own."""
+    """A scheduler and workers as processes of their own, with certificates in `credentials` by TLS."""
 
-    def __init__(self, folder):
-        self.folder, self.processes = folder, {}
+    def __init__(self, folder, credentials=None):
+        self.folder, self.processes, self.credentials = folder, {}, credentials
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.address = f"tcp://127.0.0.1:{port}"
+        self.address = f"{'tls' if credentials else 'tcp'}://127.0.0.1:{port}"
         command = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+        if credentials is not None:
+            files = {"ca-file": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
+            command += ["--protocol", "tls", *(f"--tls-{n}={credentials / 'scheduler' / f}" for n, f in files.items())]
         self._start("scheduler", command)
         deadline = time.monotonic() + 60
         while True:
@@ -94,12 +98,18 @@ class Fleet:
     def worker(self, name, *tags, path=None):
         options = [option for tag in tags for option in ("--tag", tag)]
         cache = ["--cache", str(self.folder / f"cache-{name}"), "--threads", "1"]
-        self._start(name, ["-m", "trtpipe", "worker", self.address, "--name", name, *options, *cache], path)
+        self._start(name, ["-m", "trtpipe", "worker", *self.told("worker"), "--name", name, *options, *cache], path)
+
+    def told(self, role):
+        """The address, and the certificates of a role where there are any, as arguments."""
+        return [self.address, *(["--tls", str(self.credentials / role)] if self.credentials else [])]
 
     def wait(self, count):
         from distributed import Client
 
-        with Client(self.address, timeout=60) as client:
+        planner = None if self.credentials is None else self.credentials / "planner"
+        way = transport(self.address, planner, insecure=False, where="--scheduler")
+        with Client(self.address, timeout=60, security=way.security) as client:
             client.wait_for_workers(count, timeout=120)
 
     def kill(self, name):
@@ -139,6 +149,15 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path):
     found = Fleet(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def guarded_fleet(tmp_path):
+    """As docs/nightly.md starts one for several machines."""
+    assert main(["keygen", "--fleet", str(tmp_path / "certificates")]) == 0
+    found = Fleet(tmp_path, tmp_path / "certificates")
     yield found
     found.close()
 
@@ -213,8 +232,9 @@ def test_a_worker_that_was_lost_is_not_named_among_those_that_are_there(fleet, t
     assert " orin" not in ended[0]["error"].partition("(got ")[2]
 
 
-def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(fleet, tmp_path):
-    """Three workers; one of the two that announce `orin` is killed with -9 while it builds."""
+def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(guarded_fleet, tmp_path):
+    """Three workers, over TLS; one of the two that announce `orin` is killed with -9 while it builds."""
+    fleet = guarded_fleet
     jobs = nights.make_world(tmp_path / "jobs", 5)
     for k in range(3):
         nights.write_job(jobs, f"orin{k}", "build: {target: onnxruntime}\nworker: [orin]\n", f"w{k}.safetensors")
@@ -226,7 +246,7 @@ def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(
     fleet.worker("c", "orin")
     fleet.wait(3)
     command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--json")
-    process = nights.start(*command, "--scheduler", fleet.address, cwd=tmp_path)
+    process = nights.start(*command, "--scheduler", *fleet.told("planner"), cwd=tmp_path)
     deadline = time.monotonic() + 240
     while not fleet.building("a"):
         assert process.poll() is None, process.communicate()

@@ -19,6 +19,7 @@ from trtpipe.pipeline.bench import bench_bundle
 from trtpipe.pipeline.build import Built, build
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.progress import Silent
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
@@ -245,3 +246,35 @@ def test_a_report_says_that_the_last_batch_was_filled_up(tmp_path: Path) -> None
         "check: y has no batch axis; the last batch, of 3 samples, was filled up to 4 with copies of "
         "its last sample, for the baseline and for what was executed alike"
     ) in made.bundle.manifest.notes
+
+
+def test_the_layers_of_a_bundle_are_read_back_from_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what was planned."""
+    seen = []
+
+    def compiled(layers: Any, graph: Any) -> Any:
+        seen.append(graph.data)
+        return tuple(dataclasses.replace(layer, precision="fp16", reason="as compiled") for layer in layers)
+
+    monkeypatch.setattr("trtpipe.pipeline.assemble.read_back", compiled)
+    made: Built = build(read_job(job(tmp_path, "rows")), tmp_path / "out", Silent())
+    assert {(x.precision, x.reason) for x in made.bundle.manifest.layers} == {("fp16", "as compiled")}
+    assert seen == [made.bundle.read("model.onnx")]
+
+
+@pytest.mark.parametrize(("target", "exact"), [("onnxruntime", False), ("tensorrt_rtx", True)])
+def test_a_graph_for_onnxruntime_is_checked_as_its_users_open_it(
+    target: str, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a session with default settings, the control too; a graph in the place of an engine as it stands."""
+    opened = []
+
+    class Watched(OrtRunner):
+        def __init__(self, model: bytes, *, as_written: bool = False, optimization: Any = "all", **more: Any) -> None:
+            opened.append((as_written, optimization))
+            super().__init__(model, as_written=as_written, optimization=optimization, **more)
+
+    monkeypatch.setattr("trtpipe.runtime.executor.OrtRunner", Watched)
+    made: Built = build(read_job(job(tmp_path, "rows"), [f"build.target={target}"]), tmp_path / "out", Silent())
+    assert made.report.passed
+    assert opened == [(exact, "all")] * 2

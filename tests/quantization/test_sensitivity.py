@@ -320,6 +320,9 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
         "Keep the first in precision.keep.fp16, or run `trtpipe tune`."
     )
     assert "precision.keep.fp32" in blame(some, None)
+    assert "(the median of 4 of 9 that there was time for: 30.5 dB)" in blame(
+        dataclasses.replace(some, left_out=5), None
+    )
     nameless = Sensitivity((one("", 9.0), one("c", 30.0)), 32, 4, 1.0, 1.0, 0.1)
     assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
 

@@ -16,11 +16,9 @@ SECTIONS = ["verdict", "executed", "metrics", "answers", "modules", "calibration
 pytestmark = [pytest.mark.acceptance, pytest.mark.skipif(chromium.program() is None, reason="needs Chromium")]
 
 
-def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:
-    from trtpipe.examples.digits import make
-
+def test_every_section_is_filled_from_the_quickstart(tmp_path: Path, digits: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    make(tmp_path / "data" / "digits")
+    shutil.copytree(digits, tmp_path / "data" / "digits")
     command = [sys.executable, "-m", "trtpipe", "build", "configs/quickstart.yaml", "-q", "--set", "check.bench=true"]
     subprocess.run(command, cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})
     layout = Path(__file__).with_name("layout.js").read_text()

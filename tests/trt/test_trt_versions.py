@@ -29,6 +29,13 @@ def test_what_is_not_listed_is_honoured_by_every_release():
             assert default is None or option.needs(default) == ()
 
 
+def test_the_page_says_of_each_release_what_never_ran():
+    text = PAGE.read_text().partition("## What was checked, and what never ran")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert [row[0] for row in rows] == [title(*r) for r in RELEASES]
+    assert all(checked and never for _, checked, never in rows)
+
+
 def test_the_contract_runs_on_the_releases_of_the_page():
     source = (PAGE.parents[1] / "tests" / "contract" / "releases.py").read_text()
     for name, version in RELEASES:
