@@ -2,6 +2,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import nights
 import pytest
@@ -19,7 +21,7 @@ from trtpipe.evaluation.metrics import BEST
 from trtpipe.nightly import history as history_file
 from trtpipe.nightly.history import History
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
-from trtpipe.nightly.regressions import LIMITS, compare, declared_normal, limit_of, parse_limits
+from trtpipe.nightly.regressions import EXACT_DB, LIMITS, OWN_LIMIT, compare, declared_normal, limit_of, parse_limits
 from trtpipe.outputs import open_database
 from trtpipe.values import Metric
 
@@ -431,3 +433,17 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert main(["history", "a", "--history", str(tmp_path / "no.sqlite")]) == 2
     err = capsys.readouterr().err
     assert "no.sqlite: there is no such file. Run `trtpipe nightly`, or give --history." in err
+
+
+def test_the_table_of_the_docs_has_each_limit_and_its_figure():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "nightly.md").read_text()
+    rows = re.findall(r"^\| (`.+`) \| ([\d.]+)( %)?", page.partition("may be worse by |")[2].partition("\n\n")[0], re.M)
+    written = {
+        name: float(figure) / (100 if percent else 1)
+        for names, figure, percent in rows
+        for name in re.findall(r"`(\w+)`", names)
+        if name != "check"
+    }
+    assert written == {name: limit.worse_by for name, limit in LIMITS.items()}
+    assert f"`<metric>_drop` of `check.metrics` | {OWN_LIMIT.worse_by}," in page
+    assert f"(above {EXACT_DB:.0f} dB all count as equal)" in page

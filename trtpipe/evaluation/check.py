@@ -15,7 +15,7 @@ from trtpipe.batching import KEPT_SAMPLES, Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
-from trtpipe.evaluation.limits import bounds, doubtful, judged, missed_by_both, misses
+from trtpipe.evaluation.limits import HOLDS_NAN, bounds, doubtful, judged, missed_by_both, misses
 from trtpipe.job.limits import SHARE_LIMITS, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -265,7 +265,7 @@ def measure(
             problems.append(f"output {name} has no elements (shape {a.shape})")
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
-            problems.append(f"output {name} holds NaN or infinity in {which}")
+            problems.append(f"output {name} {HOLDS_NAN} in {which}")
         else:
             own_labels = labels if scores.get(name, 0) > metrics.last_label(labels) else None
             values += _of_output(name, a, b, own_labels, ranks=name in scores)

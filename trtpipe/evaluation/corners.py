@@ -12,6 +12,7 @@ from trtpipe.batching import Batching, by_profile
 from trtpipe.errors import TrtpipeError, first_line
 from trtpipe.evaluation import metrics
 from trtpipe.evaluation.check import Runner
+from trtpipe.evaluation.limits import HOLDS_NAN
 from trtpipe.model.corners import corners, described, largest_batch
 from trtpipe.values import CheckReport
 
@@ -115,7 +116,7 @@ def _at_corner(
                 f"output {spec.name} has the shape {list(value.shape)} {where}, not {spec.described}. {narrow}"
             )
         elif not np.isfinite(value).all():
-            problems.append(f"output {spec.name} holds NaN or infinity {where}. {narrow}")
+            problems.append(f"output {spec.name} {HOLDS_NAN} {where}. {narrow}")
         elif baseline[spec.name].shape != value.shape:
             shape = f"{list(value.shape)} {where}, the baseline's {list(baseline[spec.name].shape)}"
             problems.append(f"output {spec.name} has the shape {shape}. {narrow}")

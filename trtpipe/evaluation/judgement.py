@@ -21,7 +21,7 @@ from calib.types import Array
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
-from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX
+from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX, IS_NAN
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
 from trtpipe.figures import less, own_limit
 from trtpipe.job.limits import Limits, OwnMetric
@@ -297,8 +297,8 @@ class Judgement:
             uncounted = before.uncounted(after)
             if lost := int((after.without() & ~before.without()).sum()) if before.each and after.each else 0:
                 problems.append(
-                    f"{judge.name} is NaN in {lost} of {len(self.ids)} samples of what was executed, in which it is a "
-                    "number in the baseline"
+                    f"{judge.name} {IS_NAN} in {lost} of {len(self.ids)} samples of what was executed, in which it is "
+                    "a number in the baseline"
                 )
             before, after = before.of_others(uncounted), after.of_others(uncounted)
             made = [Metric(judge.name + ENGINE_SUFFIX, output, after.value, interval=after.interval())]
@@ -308,7 +308,7 @@ class Judgement:
                 drop = sign * less(before.value, after.value) + 0.0  # never -0
                 made.append(Metric(judge.name + DROP_SUFFIX, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
-        return metrics, [*(f"{m.name} is NaN" for m in metrics if math.isnan(m.value)), *problems]
+        return metrics, [*(f"{m.name} {IS_NAN}" for m in metrics if math.isnan(m.value)), *problems]
 
     @property
     def digest(self) -> str:

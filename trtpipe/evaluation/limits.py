@@ -27,6 +27,13 @@ OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
     "max": (ENGINE_SUFFIX, False),
     "drop_max": (DROP_SUFFIX, False),
 }
+#: How a problem of a check says of values, and of a figure, that they are no numbers.
+HOLDS_NAN, IS_NAN = "holds NaN or infinity", "is NaN"
+
+
+def is_of_nan(problem: str) -> bool:
+    """Whether a problem of a check is that outputs, or figures of them, are no numbers."""
+    return any(f" {said}" in problem for said in (HOLDS_NAN, IS_NAN))
 
 
 def best_of(name: str) -> float:

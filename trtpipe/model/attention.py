@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name, shape_of
+from trtpipe.model.nodes import COPIES, add_constant, calls, constant_value, is_constant, op_name, shape_of
 
 #: Operations that leave the rows of a matrix as they are, where its last two axes stay.
-_KEEP_ROWS = ("expand", "unsqueeze", "view", "reshape", "clone", "contiguous", "alias", "detach", "lift_fresh_copy")
+_KEEP_ROWS = ("expand", "unsqueeze", "view", "reshape", *COPIES)
 
 
 def spell_out_attention(graph: torch.fx.GraphModule) -> None:

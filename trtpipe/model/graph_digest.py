@@ -7,17 +7,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtpipe.model.nodes import arguments_of, calls, is_constant, op_name
+from trtpipe.model.nodes import COPIES, arguments_of, calls, is_constant, op_name
+from trtpipe.model.products import WEIGHTED
 
 if TYPE_CHECKING:
     import torch
 
 #: Operations that give a tensor another shape and no other values.
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
-#: Operations that pass a tensor on: one release of PyTorch writes a dropout in eval mode as a copy, another not at all.
-_COPIES = frozenset(("clone", "alias", "detach", "contiguous"))
 #: Operations that a table's corrections name, with their constants.
-_NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
+_NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
 #: What a value made of constants alone is shown as, and a size.
 _CONSTANT, _SIZE = "constant", "size"
 
@@ -67,7 +66,7 @@ def _passes_on(node: torch.fx.Node) -> bool:
     """Whether a node gives what it is given: a copy, or a slice of all there is."""
     given = arguments_of(node)
     ends = given.get("start") in (0, None), given.get("end") in (None, sys.maxsize), given.get("step") == 1
-    return op_name(node) in _COPIES or (op_name(node) == "slice" and all(ends))
+    return op_name(node) in COPIES or (op_name(node) == "slice" and all(ends))
 
 
 def _rank(value: object) -> str:

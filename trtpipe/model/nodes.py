@@ -21,6 +21,10 @@ _CALL_SUFFIX = re.compile(r"@\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
+#: Operations that pass a tensor on, in a captured graph.
+COPIES = ("alias", "clone", "contiguous", "detach", "lift_fresh_copy")
+
+
 def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy that reads the same constants: they are replaced (`set_constant`), and never written to."""
     shared = {id(t): t for t in (*graph.parameters(), *graph.buffers())}

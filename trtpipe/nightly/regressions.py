@@ -13,6 +13,7 @@ from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact, less, share
 from trtpipe.nightly.outcome import ACCEPTED, THERE, Comparison, JobOutcome
 
+#: Signal to noise ratios above it count as equal: both are rounding errors of float32.
 EXACT_DB = 100.0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
 from trtpipe.errors import titled
-from trtpipe.evaluation.limits import missed_by_both, misses
+from trtpipe.evaluation.limits import is_of_nan, missed_by_both, misses
 from trtpipe.evaluation.metrics import last_label
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def is_about_numbers(report: CheckReport, limits: Limits) -> bool:
     model itself is beyond a limit, or for want of samples."""
     alike = missed_by_both(report.metrics, limits)
     failed = any(misses(m, limits) and m.name not in alike for m in report.metrics)
-    return failed or any("NaN" in p for p in report.problems)
+    return failed or any(map(is_of_nan, report.problems))
 
 
 def failed_outputs(report: CheckReport) -> frozenset[str]:
     """The outputs that a limit is missed of; none where it is missed of all, or of something else too."""
     outputs = {m.output for m in report.metrics if m.output}
     failed = {m.output for m in report.metrics if m.passed is False}
-    return frozenset(failed) if failed < outputs and not any("NaN" in p for p in report.problems) else frozenset()
+    return frozenset(failed) if failed < outputs and not any(map(is_of_nan, report.problems)) else frozenset()
 
 
 def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] = ()) -> str:

@@ -16,6 +16,7 @@ from trtpipe.job.sections import Half, KeepGlobs
 from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
+    COPIES,
     add_constant,
     calls,
     constant_value,
@@ -47,12 +48,12 @@ REDUCTIONS = (
 )  # fmt: skip
 #: Operations that move or select values: they run in the precision of their input.
 PASSIVE = (
+    *COPIES,
     "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
-    "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "contiguous", "alias",
-    "detach", "dropout", "relu", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad",
-    "constant_pad_nd", "repeat", "index_select", "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T",
-    "maximum", "minimum", "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather",
-    "index",
+    "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "dropout", "relu", "max_pool1d",
+    "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad", "constant_pad_nd", "repeat", "index_select", "roll",
+    "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T", "maximum", "minimum", "upsample_nearest2d", "neg",
+    "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather", "index",
 )  # fmt: skip
 _NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 CASTS = ("_to_copy", "to", "type_as")

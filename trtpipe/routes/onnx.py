@@ -218,6 +218,7 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     from torch._dispatch.python import enable_python_dispatcher
 
     from trtpipe.routes.decomposed import decomposed
+    from trtpipe.routes.exact_rules import exact_rules
 
     source = quantized.program
     symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -227,7 +228,7 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     translated = int8_onnx.translations(float32_only=old) | narrow_onnx.translations()
     translated |= plugin_nodes.translations(source.graph) if plugins else {}
     try:
-        with _quiet(), symbolic:
+        with _quiet(), symbolic, exact_rules():
             program = torch.onnx.export(
                 decomposed(source),
                 example_inputs(quantized.inputs),

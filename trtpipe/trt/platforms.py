@@ -181,10 +181,11 @@ def rtx_support(compute_capability: str) -> RtxSupport:
 
 
 #: TensorRT 8.6 dropped Maxwell (5.x) and CUDA 10.2, which is what JetPack 4 has.
-_ENDS_AT_4 = "JetPack 4.6 as its last, with TensorRT 8.2"
-_JETPACK_4 = "JetPack 4.6 is its last, with TensorRT 8.2: older than trtpipe builds for"
-_ENDS_AT_5 = "JetPack 5.1 as its last, with TensorRT 8.5"
-_JETPACK_5 = "JetPack 5.1 is its last, with TensorRT 8.5: older than trtpipe builds for"
+_LAST_4, _LAST_5 = ("JetPack 4.6", "TensorRT 8.2"), ("JetPack 5.1", "TensorRT 8.5")
+_ENDS_AT_4, _ENDS_AT_5 = (f"{jetpack} as its last, with {tensorrt}" for jetpack, tensorrt in (_LAST_4, _LAST_5))
+_JETPACK_4, _JETPACK_5 = (
+    f"{jetpack} is its last, with {tensorrt}: older than trtpipe builds for" for jetpack, tensorrt in (_LAST_4, _LAST_5)
+)
 _JETPACK_6 = "JetPack 6 has TensorRT 8.6 or 10.3"
 
 PLATFORMS: Mapping[PlatformName, Platform] = {

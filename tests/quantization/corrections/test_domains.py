@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trtpipe.model.capture import capture
-from trtpipe.model.nodes import constant_value, is_constant
+from trtpipe.model.nodes import COPIES, constant_value, is_constant
 from trtpipe.quantization.corrections.domains import find_domains, groups_of
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, scales_around
@@ -91,6 +91,30 @@ def test_scaling_a_domain_changes_nothing(name: str) -> None:
     if domains:
         pairs = zip(captured.graph.parameters(), changed.graph.parameters(), strict=True)
         assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+COPY = {
+    "alias": torch.ops.aten.alias,
+    "clone": torch.clone,
+    "contiguous": torch.Tensor.contiguous,
+    "detach": torch.Tensor.detach,
+    "lift_fresh_copy": torch.ops.aten.lift_fresh_copy,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_passes_a_tensor_on_leaves_its_domain_as_it_is(name: str) -> None:
+    class Copying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(COPY[name](torch.relu(self.first(x)))).mean((2, 3))
+
+    captured = capture(nets.loaded(Copying().eval(), out_shape=("N", 4)))
+    (domain,) = find_domains(captured.graph)
+    assert [n.name for n in domain.readers] == ["conv2d_1"]
 
 
 def test_weights_used_twice_are_left_alone() -> None:

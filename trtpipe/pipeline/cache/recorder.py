@@ -24,7 +24,7 @@ from types import TracebackType
 from trtpipe.pipeline.cache.events import heard_by
 from trtpipe.pipeline.cache.paths import FilePath, Stamp, stamp_of
 from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
-from trtpipe.pipeline.cache.variables import SOME
+from trtpipe.pipeline.cache.sources import SOME
 
 #: What happened that may have read something, by kind of event: what stands between "the job's code" and "is not
 #: watched".

@@ -9,6 +9,9 @@ import sys
 
 from trtpipe.job.importable import find_module, is_installed
 
+#: What is said of the environment where it does not show which variable was read.
+SOME = "some"
+
 #: The end of a note on what the job's code reads and no key holds.
 UNWATCHED = "; use --force when these change"
 
@@ -34,7 +37,7 @@ def imported(source: bytes, name: str, package: bool) -> list[str]:
 
 
 def environment_variables(source: bytes) -> tuple[str, ...]:
-    """Names of the environment variables that a source reads, "some" where it takes them from the environment in a way
+    """Names of the environment variables that a source reads, SOME where it takes them from the environment in a way
     that does not show which: any mention of `environ`, `getenv` or `expandvars` counts that does not only set one.
     """
     try:
@@ -45,16 +48,16 @@ def environment_variables(source: bytes) -> tuple[str, ...]:
     named: set[ast.AST] = set()  # mentions whose variable is known; a node comes before those inside it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names += ["some" for alias in node.names if alias.name in _ENVIRONMENT and alias.asname]
+            names += [SOME for alias in node.names if alias.name in _ENVIRONMENT and alias.asname]
             continue
         holder, key = _asked(node)
         if _word(holder) in _ENVIRONMENT:
             assert holder is not None
             named.add(holder)
             if not isinstance(node, ast.Subscript) or isinstance(node.ctx, ast.Load):
-                names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
+                names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else SOME)
         elif _word(node) in _ENVIRONMENT and node not in named:
-            names.append("some")
+            names.append(SOME)
         elif _word(node) == "expanduser" or (_word(node) == "home" and _word(getattr(node, "value", None)) == "Path"):
             names.append("HOME")
     return tuple(dict.fromkeys(names))

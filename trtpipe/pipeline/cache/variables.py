@@ -10,9 +10,8 @@ from types import FrameType
 from typing import Any
 
 from trtpipe.pipeline.cache.paths import is_own
+from trtpipe.pipeline.cache.sources import SOME
 
-#: What is said of the environment where it does not show which variable was read.
-SOME = "some"
 #: Modules that read a variable for whoever calls them; what others of Python read, they read for themselves.
 _FOR_OTHERS = frozenset({"os", "collections.abc", "_collections_abc", "posixpath", "pathlib", __name__})
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.nodes import bias_of, calls, groups_of, is_constant, is_float, op_name, shape_of
+from trtpipe.model.nodes import COPIES, bias_of, calls, groups_of, is_constant, is_float, op_name, shape_of
 from trtpipe.model.products import WEIGHTED
 
 if TYPE_CHECKING:
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 #: One input, and relu(s x) = s relu(x): the same channels before and after.
 HOMOGENEOUS = frozenset(
-    ("relu", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout", "clone",
-     "contiguous", "alias")
-)  # fmt: skip
+    (*COPIES, "relu", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout")
+)
 #: Those that cut at a positive bound: exact for channels that stay below it when they are scaled.
 _CLIPPED = frozenset(("hardtanh", "relu6", "clamp"))
 #: Their weight is [C_out, C_in / groups, ...].

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, roundings
+from trtpipe.quantization.partial import BatchTensors, Partial, roundings
 from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.quantization.rounding import LEAST_MAGNITUDE
 from trtpipe.values import Captured
@@ -42,7 +41,7 @@ class Guard:
         """How close `captured` comes in INT8, with thresholds `amax`."""
         machine = Partial(captured.graph)
         exact = ScaleTypes()
-        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.sites, amax, exact, captured.int8)
+        changed = roundings(captured.sites, amax, exact, captured.int8)
         rows = []
         all_outputs = machine.side_by_side([machine.inputs(b) for b in self._batches], changed)
         for batch, wanted, outputs in zip(self._batches, self._wanted, all_outputs, strict=True):

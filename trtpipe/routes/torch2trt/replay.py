@@ -20,6 +20,7 @@ from trtpipe.errors import BuildError
 from trtpipe.model.batch_norms import NATIVE_NORM
 from trtpipe.model.export import example_inputs
 from trtpipe.model.nodes import (
+    COPIES,
     HALVES,
     add_constant,
     calls,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
 #: Operations that change no value.
-_SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
+_SAME = (*COPIES, "dropout")
 #: What torch.export leaves behind to hold shapes against its ranges.
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
 #: Arguments that do not change what a network computes.
