@@ -20,6 +20,22 @@ def test_whether_builds_differ(drift: Drift, line: str) -> None:
     assert drift_line(drift) == line
 
 
+@pytest.mark.parametrize(
+    ("drift", "count", "said"),
+    [
+        (None, 1, "the job is green"),
+        (None, 3, "all 3 jobs are green"),
+        (Drift(("a", "a"), 0.0), 1, "the job passed, built several times; nothing was compared with earlier nights"),
+        (Drift(("a", "b"), 0.0), 2, "all 2 jobs passed, built several times; nothing was compared with earlier nights"),
+    ],
+)
+def test_only_what_was_held_against_earlier_nights_is_green(drift: Drift | None, count: int, said: str) -> None:
+    """A job that became worse could be called green by --repeat, which looks for differences between its builds."""
+    jobs = tuple(JobOutcome(f"j{k}", f"j{k}.yaml", "built", drift=drift) for k in range(count))
+    report = NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, jobs)
+    assert (report.headline, report.exit_code) == (said, 0)
+
+
 def test_what_the_cache_gave_up_is_said() -> None:
     report = NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, (), evicted=("a", "b"))
     assert list(lines(report))[-1] == "cache: 2 entries evicted, least recently used first"

@@ -133,7 +133,7 @@ def test_every_layout_goes_down_the_line(
             assert main(["run", out, str(tmp_path / "odd.npy"), "--raw", "--batch-size", str(size)]) == 2
             captured = capsys.readouterr()
             assert captured.out == ""
-            of = f", 1 to {size} at once or a multiple of {size}" if batch == "N" else f" of {size}"
+            of = f", 2 to {size} at once or a multiple of {size}" if batch == "N" else f" of {size}"
             assert (
                 f"output y has no batch axis: samples must fill whole batches{of} (got {size + 1}). Give as many, or a "
                 "--batch-size that divides them."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -213,12 +214,12 @@ def told() -> list[bytes]:
         return builder.parts
 
 
-@pytest.mark.parametrize("part", range(4), ids=["head", "places", "request", "model"])
+@pytest.mark.parametrize("part", range(6), ids=["head", "libraries", "places", "sizes", "request", "model"])
 @pytest.mark.parametrize("share", [0, 0.5])
 def test_a_parent_that_is_stopped_meanwhile_leaves_a_quiet_child(part: int, share: float, told: list[bytes]) -> None:
-    assert len(told) == 4
+    assert len(told) == 6
     reader, writer = os.pipe()
-    head = b"%d %s" % (writer, told[0].split(maxsplit=1)[1])
+    head = struct.pack("q", writer) + told[0][8:]
     given = b"".join([head, *told[1:]][:part]) + told[part][: int(share * len(told[part]))]
     command = [sys.executable, "-s", "-S", "-c", isolated._BOOTSTRAP]
     ended = subprocess.run(command, input=given, capture_output=True, pass_fds=(writer,), timeout=60, check=False)

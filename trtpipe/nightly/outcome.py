@@ -196,7 +196,11 @@ class NightlyReport:
                 return f"INTERRUPTED with {left} jobs to do: go on with --resume"
             if named := self._named(standing):
                 return f"{standing.upper()} {some_of(named)}"
-        return f"all {len(self.outcomes)} jobs are green"
+        count = len(self.outcomes)
+        all_of_them = "the job" if count == 1 else f"all {count} jobs"
+        if any(o.drift is not None for o in self.outcomes):  # of --repeat
+            return f"{all_of_them} passed, built several times; nothing was compared with earlier nights"
+        return f"{all_of_them} {'is' if count == 1 else 'are'} green"
 
     def _named(self, *standings: Standing) -> list[str]:
         """The jobs that come to one of these."""
