@@ -48,8 +48,7 @@ REDUCTIONS = (
 )  # fmt: skip
 #: Operations that move or select values: they run in the precision of their input.
 PASSIVE = (
-    *COPIES,
-    "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
+    *COPIES, "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
     "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "dropout", "relu", "max_pool1d",
     "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad", "constant_pad_nd", "repeat", "index_select", "roll",
     "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T", "maximum", "minimum", "upsample_nearest2d", "neg",

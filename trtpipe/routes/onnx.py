@@ -21,6 +21,7 @@ from trtpipe.model.failures import typed_line
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
+from trtpipe.routes.exact_rules import exact_rules
 from trtpipe.routes.float_scales import with_float_scales, with_zero_points
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
@@ -218,7 +219,6 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     from torch._dispatch.python import enable_python_dispatcher
 
     from trtpipe.routes.decomposed import decomposed
-    from trtpipe.routes.exact_rules import exact_rules
 
     source = quantized.program
     symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
