@@ -107,6 +107,18 @@ def test_where_no_process_can_be_begun_the_command_runs_without_one() -> None:
     assert done.returncode == 0
 
 
+def test_nor_can_its_end_not_be_interrupted() -> None:
+    """What Python still calls may take for ever."""
+    patched = "import os, atexit, signal, time\ndef fork(): raise BlockingIOError('no more')\nos.fork = fork\n"
+    patched += (
+        "def late(): time.sleep(0.4); signal.raise_signal(signal.SIGINT); time.sleep(60)\natexit.register(late)\n"
+    )
+    patched += "from trtpipe.cli.main import _interrupt, interrupted_by\n"
+    statement = "with interrupted_by(_interrupt, last=True): pass\n        return 4"
+    done = subprocess.run([sys.executable, "-c", patched + PROGRAM.format(statement)], timeout=30, check=False)
+    assert done.returncode == 4
+
+
 def test_a_machine_reads_the_same() -> None:
     done = program("os._exit(0)", "--json")
     assert json.loads(done.stdout) == {"error": CALLED.format(0)[:-1], "exit_code": 2}

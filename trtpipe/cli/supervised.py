@@ -36,7 +36,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         command: returns its exit code, 0 to 255, and raises nothing.
     """
     if not hasattr(signal, "sigwaitinfo"):  # no Linux
-        return command()
+        return _alone(command)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGCHLD})
     reading, writing = os.pipe()
@@ -45,7 +45,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         child = os.fork()
     except OSError:  # no more processes are allowed here: without the safeguard
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return command()
+        return _alone(command)
     if child == 0:
         os.close(reading)
         _end_with(parent)
@@ -64,6 +64,13 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     except BlockingIOError:  # a process that the command left behind holds the pipe
         reached = b""
     return _judged(ended, reached, stopped=stopped)
+
+
+def _alone(command: Callable[[], ExitCode]) -> ExitCode:
+    """The command in this process, which an interrupt ends with its code from then on."""
+    code = command()
+    end_with(code)
+    return code
 
 
 def _end_with(parent: int) -> None:
