@@ -201,10 +201,10 @@ def test_a_stop_that_comes_as_a_job_ends_does_not_stop_its_next_run(tmp_path, mo
 
 
 def test_a_fleet_without_tls_is_said_in_every_report(fleet, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("trtpipe.nightly.transport.is_loopback", lambda host: False)
     nights.write_job(nights.make_world(tmp_path / "jobs"), "a", "build: {target: onnxruntime}\nworker: [thor]\n")
     fleet.worker("a", "orin")
     fleet.wait(1)
+    monkeypatch.setattr("trtpipe.nightly.transport.is_loopback", lambda host: False)
     out = tmp_path / "out"
     asked = ["nightly", str(tmp_path / "jobs"), "-o", str(out), "--cache", str(tmp_path / "cache")]
     assert main([*asked, "--scheduler", fleet.address, "--insecure"]) == 3  # no worker fits the job
