@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.figures import apart, beside, exact, less, share
+from trtpipe.figures import apart, beside, exact, less, mean, share
 from trtpipe.report.figures import beside_limit
 from trtpipe.values import Metric
 
@@ -105,3 +107,21 @@ def test_a_difference_is_that_of_the_floats_but_for_their_rounding(a: float, b: 
         assert less(a, b) == a - b
     else:
         assert less(a, b) == pytest.approx(a - b, abs=4 * max(math.ulp(a), math.ulp(b)), rel=1e-15)
+
+
+@given(st.floats(-1e6, 1e6, allow_subnormal=False), st.integers(1, 300))
+def test_a_mean_of_one_number_many_times_is_that_number(value: float, many: int) -> None:
+    """Else samples that are all at their limit would fail it."""
+    assert mean(np.full(many, value)) == value
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_a_mean_is_the_number_nearest_to_it(values: list[float]) -> None:
+    right = float(sum(map(Fraction, values)) / len(values))
+    assert mean(np.array([*values, math.nan])) == pytest.approx(right, rel=3e-16, abs=1e-300)
+
+
+def test_a_mean_of_what_is_no_number() -> None:
+    nan, inf = math.nan, math.inf
+    for values, wanted in (([], nan), ([nan], nan), ([inf, -inf], nan), ([inf, 1, nan], inf), ([1e308] * 3, inf)):
+        assert mean(np.array(values)) == pytest.approx(wanted, nan_ok=True)

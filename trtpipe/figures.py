@@ -1,5 +1,5 @@
 """A figure beside its limit: no rounding takes one across the other, of a difference as of its text. Differences of
-arrays, of which no rounding hides one. And tables of figures.
+arrays, of which no rounding hides one, and their mean. And tables of figures.
 """
 
 from __future__ import annotations
@@ -79,6 +79,18 @@ def difference(wanted: Array, got: Array) -> Array:
     past = ((a ^ b) & (a ^ whole)) < 0  # what int64 holds: float64 is near enough there
     result: Array = np.where(past, wide, whole.astype(np.float64))
     return result
+
+
+def mean(values: Array) -> float:
+    """Mean of those of float64 [N] that are numbers (not NaN), as near as float64 can be: twenty times 0.7 give 0.7, of
+    which a plain sum falls short. NaN without any, or of infinities of both signs."""
+    known = values[~np.isnan(values)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        plain = float(np.mean(known)) if len(known) else math.nan
+    if not math.isfinite(plain):
+        return plain
+    near = math.fsum(known.tolist()) / len(known)
+    return near + math.fsum([*known.tolist(), *[-near] * len(known)]) / len(known)
 
 
 def share(part: float, whole: float) -> float:

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
@@ -73,10 +74,11 @@ def test_figures_are_taken_in_float64_whatever_is_returned(
     rows[0] = 0  # so that booleans are no constant
     metric = named(lambda outputs, labels, ids: rows * outputs["y"][:, 0].astype(dtype), monkeypatch)
     made = judge("m", metric, labelled=False)
-    assert made.figure({"y": ones}, None, ids).value == rows.astype(np.float64).mean()
+    mean = float(Fraction(sum(map(Fraction, rows.astype(np.float64).tolist())), 12))
+    assert made.figure({"y": ones}, None, ids).value == mean
     judgement = Judgement((made,), None, ids, {"y": ones * 0})
     (drop,) = (m for m in judgement.measure({"y": ones})[0] if m.name == "m_drop")
-    assert drop.value == -rows.astype(np.float64).mean()
+    assert drop.value == -mean
     assert drop.interval is not None
     assert -float(rows.max()) <= drop.interval[0] <= drop.value <= drop.interval[1] <= -float(rows.min())
 

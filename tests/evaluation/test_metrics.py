@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,3 +71,15 @@ def test_only_scores_by_class_are_ranked() -> None:
     assert not metrics.ranks_classes(np.zeros((4, 1), np.float32))
     assert not metrics.ranks_classes(np.zeros((4, 2), np.int64))
     assert not metrics.ranks_classes(np.zeros((4, 2, 2), np.float32))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", [[1, math.inf], [1, math.nan], [-math.inf, math.inf], [1e200, 1e300], [0, 0]])
+@pytest.mark.parametrize("others", [[1, math.inf], [1, 2], [0, 0], [math.nan, 0], [1e200, 1e300]])
+def test_numbers_that_are_not_finite_give_figures_and_no_warning(values: list[float], others: list[float]) -> None:
+    a, b = np.array([values], np.float64), np.array([others], np.float64)
+    finite = np.isfinite([values, others]).all()
+    assert metrics.cosine(a, b).shape == (1,)
+    assert finite == math.isfinite(metrics.max_abs(a, b)) or values == others
+    assert isinstance(metrics.relative_l2(a, b), float)
+    assert isinstance(metrics.sqnr_db(a, b), float)

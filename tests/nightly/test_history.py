@@ -426,6 +426,8 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert main(["history", "a", *where, "--plot", str(plot)]) == 0
     assert plot.read_bytes() == first
     capsys.readouterr()
+    assert main(["history", "a", *where, "--plot", str(plot.with_suffix(".png"))]) == 2
+    assert "a.png: must end in .svg (got .png)." in capsys.readouterr().err
     assert main(["history", *where]) == 0
     assert capsys.readouterr().out.split() == ["a", "other"]
     assert main(["history", "othr", *where]) == 2

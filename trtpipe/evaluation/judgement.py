@@ -23,7 +23,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX, IS_NAN
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
-from trtpipe.figures import less, own_limit
+from trtpipe.figures import less, mean, own_limit
 from trtpipe.job.limits import Limits, OwnMetric
 from trtpipe.model.labels import Labels
 from trtpipe.values import Metric
@@ -130,7 +130,7 @@ class Judge:
                 own = given if self.built_in else copy.deepcopy(given)  # a callable may write into what it is given
                 made = self.function(*own[:3], **own[3])
                 pair = isinstance(made, tuple | list) and len(made) == 2 and callable(made[1])
-                rows, total = made if pair else (made, np.nanmean)
+                rows, total = made if pair else (made, mean)
                 array, each = _numbers(rows), not pair
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error
@@ -147,8 +147,6 @@ class Judge:
             )
 
         def of(rows: Array) -> float:
-            if each and np.isnan(rows).all():
-                return math.nan
             with nullcontext() if self.built_in else user_code(where, InputError):
                 figure = _numbers(total(rows))
             if figure.shape != () or figure.dtype.kind not in "fiub":

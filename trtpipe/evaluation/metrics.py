@@ -1,5 +1,5 @@
 """How far one set of outputs is from another. Pure functions in float64; a half-precision output is widened first, and
-whole numbers are subtracted as such.
+whole numbers are subtracted as such. A figure that is infinite or NaN says so itself: NumPy does not warn.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def cosine(reference: Array, output: Array) -> Array:
     return similarity(a.T, b.T) if a.shape[1] == 1 else similarity(a, b)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def similarity(a: Array, b: Array) -> Array:
     """Cosine similarity of each row of two arrays [S, K], float64 [S] in [-1, 1], exactly 1 for equal rows; `cosine`
     says what it is of zeros."""
@@ -58,11 +59,13 @@ def similarity(a: Array, b: Array) -> Array:
     return np.where((a == b).all(axis=1), 1.0, measured)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def max_abs(reference: Array, output: Array) -> float:
     """Largest |output - reference| of two arrays [S, ...]."""
     return float(np.abs(_less(output, reference)).max())
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def relative_l2(reference: Array, output: Array) -> float:
     """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; where the reference is all zero, 0 for
     an output that is zero too, else inf."""
@@ -82,8 +85,9 @@ def sqnr_db(reference: Array, output: Array) -> float:
     It is 10 log10(|reference|^2 / |output - reference|^2), Euclidean norms over everything.
     """
     ratio = relative_l2(reference, output)
-    with np.errstate(divide="ignore"):
-        return float(-20 * np.log10(ratio) + 0.0) if ratio < float("inf") else float("-inf")
+    if ratio == 0:
+        return math.inf
+    return -20 * math.log10(ratio) + 0.0 if ratio < math.inf else -math.inf
 
 
 def last_label(labels: Array | None) -> int:

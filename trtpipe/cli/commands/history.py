@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from calib.files import suffix_of
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import InputPath, OutputFile, json_option
@@ -26,7 +27,7 @@ from trtpipe.outputs import require_apart
     type=InputPath(dir_okay=False),
     help="The SQLite file that `trtpipe nightly` writes.",
 )
-@click.option("--plot", type=OutputFile(piped=True), help="Also write the figures over time as SVG.")
+@click.option("--plot", type=OutputFile(piped=True), help="Also write the figures over time to this .svg file.")
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> ExitCode:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
@@ -34,6 +35,8 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> E
         if name is None:
             raise click.UsageError("NAME must be given with --plot.")
         require_apart(plot, file)
+        if suffix_of(plot) not in (".svg", ""):  # a pipe has none
+            raise InputError(f"{plot}: must end in .svg (got {suffix_of(plot)}).")
     if not file.is_file():
         raise InputError(f"{file}: there is no such file. Run `trtpipe nightly`, or give --history.")
     if not file.stat().st_size:
