@@ -479,6 +479,7 @@ REMEMBERED = {
     "trtpipe.runtime.device_memory._require_memory": "that something gives device memory; not that nothing does",
     "trtpipe.import_errors._unimportable": "a package that was imported once; where it is looked for is an argument",
     "trtpipe.import_errors._loss": "a package's files, which no command changes; where they are is an argument",
+    "trtpipe.packages._by_module": "which distribution brings a module, not its version; where they are is an argument",
     "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
 }
 

@@ -6,6 +6,7 @@ their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versio
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -26,37 +27,19 @@ OWN_FOLDERS = {name: Path(__file__).resolve().parent.with_name(name) for name in
 
 #: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    # NVIDIA's bindings alone are enough where the libraries come from the system, as on a Jetson
     "tensorrt": (
-        "tensorrt",
-        "tensorrt-cu13",
-        "tensorrt-cu12",
-        "tensorrt-cu11",
-        # NVIDIA's bindings alone are enough where the libraries come from the system, as on a Jetson
-        "tensorrt-bindings",
-        "tensorrt-cu13-bindings",
-        "tensorrt-cu12-bindings",
-        "tensorrt-cu11-bindings",
-        "tensorrt-lean",
-        "tensorrt-lean-cu13",
-        "tensorrt-lean-cu12",
+        *("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"),
+        *("tensorrt-bindings", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt-cu11-bindings"),
+        *("tensorrt-lean", "tensorrt-lean-cu13", "tensorrt-lean-cu12"),
     ),
     "tensorrt_rtx": (
-        "tensorrt-rtx",
-        "tensorrt-rtx-cu13",
-        "tensorrt-rtx-cu12",
-        "tensorrt-rtx-cu13-bindings",
-        "tensorrt-rtx-cu12-bindings",
+        *("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
+        *("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
     ),
     "onnxruntime": (
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "onnxruntime-openvino",
-        "onnxruntime-directml",
-        "onnxruntime-rocm",
-        "onnxruntime-training",
-        "onnxruntime-qnn",
-        "ort-nightly",
-        "ort-nightly-gpu",
+        *("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm"),
+        *("onnxruntime-training", "onnxruntime-qnn", "ort-nightly", "ort-nightly-gpu"),
     ),
     "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
     "onnx": ("onnx", "onnx-weekly"),
@@ -124,7 +107,12 @@ def lacking() -> tuple[str, ...]:
 
 def core_modules() -> tuple[str, ...]:
     """The modules of the distributions that trtpipe cannot do without."""
-    return tuple(module for name in _core() for module in _modules_of(name) or (name,))
+    return modules_of(_core())
+
+
+def modules_of(distributions: Iterable[str]) -> tuple[str, ...]:
+    """The modules that these may bring, as `DISTRIBUTIONS` has it."""
+    return tuple(module for name in distributions for module in _modules_of(name) or (name,))
 
 
 def _modules_of(distribution: str) -> tuple[str, ...]:
@@ -282,8 +270,7 @@ def package(module: str) -> Package | None:
     packages = _installed(DISTRIBUTIONS.get(module, (module,)))
     if not packages:
         return None
-    owner = next((p for p in packages if len(packages) > 1 and _holds(p.distribution, module)), packages[0])
-    return owner
+    return next((p for p in packages if len(packages) > 1 and _holds(p.distribution, module)), packages[0])
 
 
 def version(module: str) -> str | None:
@@ -302,6 +289,19 @@ def cuda_major(module: str) -> int | None:
 def distributions(module: str) -> tuple[str, ...]:
     """Every distribution that could bring a module, or the libraries that it loads, installed or not."""
     return *DISTRIBUTIONS.get(module, (module,)), *LIBRARIES.get(module, ())
+
+
+def bringing(module: str) -> dict[str, str]:
+    """Version of every installed distribution that brings a top-level module, by name: cv2 comes from opencv-python."""
+    from packaging.utils import canonicalize_name
+
+    listed = map(canonicalize_name, _by_module(tuple(sys.path)).get(module, ()))
+    return versions(dict.fromkeys((*listed, *distributions(module))))
+
+
+@functools.cache
+def _by_module(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    return metadata.packages_distributions()
 
 
 def present(module: str) -> bool:

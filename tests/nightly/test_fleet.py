@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import get_args
 
 import nights
 import pytest
@@ -23,8 +24,13 @@ from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import JobsOfWorker, announced
 from trtpipe.nightly.task import FinishTask
 from trtpipe.nightly.transport import transport
+from trtpipe.pipeline import validate
 from trtpipe.pipeline.cache.store import Cache
+from trtpipe.routes.options import FRONTENDS
 from trtpipe.runtime.device import Device
+from trtpipe.trt import driver
+from trtpipe.trt.driver import Driver
+from trtpipe.values import Target
 
 
 def test_a_worker_announces_what_it_is():
@@ -44,9 +50,23 @@ def test_what_follows_from_the_rest_is_not_shown():
 def test_what_a_job_needs(tmp_path):
     jobs = nights.make_world(tmp_path)
     job = read_job(nights.write_job(jobs, "a", "build: {target: tensorrt}\nworker: [sm87, tensorrt=10.3]\n"))
-    assert needs(job) == {"torch", "tensorrt", "sm87", "tensorrt=10.3"}
-    job = read_job(jobs / "a.yaml", ["check.require=engine"])
+    assert needs(job) == {"torch", "tensorrt", "sm87", "tensorrt=10.3", "gpu"}
+    job = read_job(jobs / "a.yaml", ["build.target=tensorrt_rtx"])
+    assert "gpu" not in needs(job)
+    job = read_job(jobs / "a.yaml", ["build.target=tensorrt_rtx", "check.require=engine"])
     assert "gpu" in needs(job)
+
+
+@pytest.mark.parametrize("build", [
+    *(f"target: {target}" for target in get_args(Target)),
+    *(f"target: {t}, {of}" for t in FRONTENDS for of in ("route: torch_tensorrt", "refit: all", "strip_plan: true")),
+    "target: tensorrt, route: torch2trt",
+])  # fmt: skip
+def test_a_worker_without_a_gpu_gets_no_job_that_validate_refuses_without_one(build, tmp_path, monkeypatch):
+    """A night with a scheduler validates nothing itself."""
+    monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
+    job = read_job(nights.write_job(nights.make_world(tmp_path), "a", f"build: {{{build}}}\n"))
+    assert ("gpu" in needs(job)) == any(validate._gpu_absent(job))
 
 
 def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
@@ -127,9 +147,10 @@ class Fleet:
         return (self.folder / f"{name}.log").read_text()
 
     def close(self):
-        for process in reversed(list(self.processes.values())):
+        for process in reversed(
+            list(self.processes.values())
+        ):  # a worker whose scheduler is gone looks for it for 30 s
             process.send_signal(signal.SIGTERM)
-        for process in self.processes.values():
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from typing import get_args
@@ -158,6 +159,47 @@ def test_the_packages_of_a_module_are_sources_too(folder):
     (folder / "own/__init__.py").write_text("#")
     after, _ = look(folder)
     assert after.changes(before.parts) == ("source of own changed",)
+
+
+def installed(site, distribution, version, *modules):
+    """What an installation leaves of modules with one line each, the same in every version."""
+    for old in site.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
+        shutil.rmtree(old)
+    info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    files = [f"{module}/__init__.py" for module in modules]
+    for file in files:
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).write_text("act = None\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in (*files, f"{info.name}/METADATA")))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "module"),
+    [("seeing", "seeing"), ("seeing-python", "seeing"), ("Open_Seeing.Torch", "open_seeing")],
+)
+def test_another_version_of_a_package_that_the_code_imports_is_another_bundle(
+    distribution, module, folder, tmp_path, monkeypatch
+):
+    """Whatever distribution brings it, as cv2 comes from opencv-python: its `__init__` may be the same in both."""
+    site = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(site))
+    (folder / "net.py").write_text(nights.NET + f"\nfrom {module} import act\n")
+    installed(site, distribution, "1.0", module, "another_of_it")
+    before, keys = look(folder)
+    again, _ = look(folder)
+    assert again.key == before.key
+    installed(site, distribution, "1.1", module, "another_of_it")
+    after, others = look(folder)
+    assert changed(keys, others) == ALL
+    name = distribution.lower().replace("_", "-").replace(".", "-")
+    assert after.changes(before.parts) == (f"{name} 1.0 -> 1.1",)
+
+
+def test_what_counts_by_its_own_version_is_no_source(folder):
+    (folder / "net.py").write_text(nights.NET + "\nimport PIL.Image, onnx_ir, torchvision, numpy, json, calib\n")
+    assert {name for name in look(folder)[0].parts if name.startswith("source")} == {"source net"}
 
 
 def test_which_outputs_are_of_boxes_counts_for_all_that_their_bindings_say(folder):

@@ -355,7 +355,7 @@ def test_validate_asks_for_what_the_table_says_that_a_route_needs(tmp_path, monk
         monkeypatch.setattr(module, "installed", lambda: {"tensorrt": ("tensorrt-cu12", "10.3.0")})
     monkeypatch.setattr(validating, "package_version", lambda name: None)
     needed = options.Requirements({} if package is None else {"tensorrt": package}, gpu)
-    monkeypatch.setattr(validating, "REQUIREMENTS", {route: needed})
+    monkeypatch.setitem(options.REQUIREMENTS, route, needed)
     said = [p.text for p in validate(job_text(tmp_path, route)) if p.path == "build.route"]
     assert any(f"{route} needs an NVIDIA GPU and its driver (no driver)" in text for text in said) == gpu
     assert any("torch2trt is not installed" in text for text in said) == (package is not None)

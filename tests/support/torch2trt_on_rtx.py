@@ -166,5 +166,5 @@ def torch2trt_on_rtx() -> Iterator[Seen]:
         stack.enter_context(mock.patch.object(flavour, "load", return_value=found))
         stack.enter_context(mock.patch.object(implicit, "open_memory", return_value=Memory()))
         stack.enter_context(mock.patch.object(route, "DEVICE", "cpu"))
-        stack.enter_context(mock.patch.object(route, "checked_header", lambda _found, data: plan.read_header(data)))
+        stack.enter_context(mock.patch.object(plan, "own_header", lambda data, *_: plan.read_header(data)))
         yield seen

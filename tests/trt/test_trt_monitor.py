@@ -82,7 +82,7 @@ def test_what_builds_loads_and_judges_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(driver, "probe", lambda: trt_double.GPU)
     header = plan.PlanHeader("tensorrt_rtx", "1.7.1.116", (), 0, True)
     monkeypatch.setattr(plan, "read_header", lambda data: header)
-    monkeypatch.setattr(plan, "misfits", lambda *arguments: ())
+    monkeypatch.setattr(plan, "misfits", lambda *_, **__: ())
     model = OnnxModel(b"", 17, (), ())
     for name, where, act in (
         ("Builder", "build", lambda: builder.build_engine(model, Build(), progress=Silent())),

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from trtpipe.errors import InputError
-from trtpipe.trt.plan import PlanHeader, misfits, read_header, split_prefix
+from trtpipe.errors import BuildError, InputError
+from trtpipe.trt.plan import PlanHeader, misfits, own_header, read_header, split_prefix
 
 
 def plan(magic=b"vtrt", *, version=(1, 7, 1, 116), mask=0x0C, body=b"weights", length=None, serialization=0):
@@ -116,3 +116,41 @@ TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), 40)
 )  # fmt: skip
 def test_misfits(header, name, version, capability, problems):
     assert misfits(header, name, version, capability) == problems
+
+
+@pytest.mark.parametrize(("version", "loads"), [("10.16.1.11", True), ("11.0.0", True), ("10.3.0.11", True)])
+def test_what_is_version_compatible_is_loaded_by_other_releases(version, loads):
+    """Which of them do is TensorRT's own to say, and `runtime.compatibility`'s before."""
+    assert (misfits(TENSORRT, "tensorrt", version, "8.7", version_compatible=True) == ()) == loads
+    assert misfits(FOR_86, "tensorrt_rtx", "1.8.0", "8.6", version_compatible=True) != ()
+
+
+@pytest.mark.parametrize(
+    ("data", "loaded", "got"),
+    [
+        (plan(b"ftrt", version=(10, 16, 1, 11)), ("tensorrt", "10.16.1.11", None), None),
+        (plan(b"ftrt", version=(10, 3, 0, 26)), ("tensorrt", "10.3.0", None), None),
+        (plan(b"ftrt", version=(10, 3, 0, 26)), ("tensorrt", "10.3.0.26.post1", ()), None),
+        (plan(b"ftrt", serialization=1), ("tensorrt", "11.0.0", None), None),  # which does not say its version
+        (plan(b"ptrt"), ("tensorrt", "11.0.0", []), None),
+        (plan(mask=0x7E), ("tensorrt_rtx", "1.7.1.116", []), None),
+        (plan(), ("tensorrt_rtx", "1.7.1.116", ["8.9", "8.6"]), None),
+        (plan(), ("tensorrt_rtx", "1.7.1.116", None), None),
+        (plan(), ("tensorrt_rtx", "1.7.1.116", ["8.6"]), "TensorRT-RTX 1.7.1.116 for 8.6, 8.9"),
+        (plan(mask=0x7E), ("tensorrt_rtx", "1.7.1.116", ["8.6"]),
+         "TensorRT-RTX 1.7.1.116 for no compute capability in particular"),
+        (plan(b"ftrt", version=(10, 1, 16, 2)), ("tensorrt", "10.1.1", None), "TensorRT 10.1.16.2"),
+        (plan(b"ftrt", version=(10, 16, 1, 5)), ("tensorrt", "10.16.1.11", None), "TensorRT 10.16.1.5"),
+        (plan(), ("tensorrt", "10.3.0", None), "TensorRT-RTX 1.7.1.116"),
+        (plan(b"ptrt"), ("tensorrt_rtx", "1.7.1.116", None), "TensorRT 1.7.1.116"),
+    ],
+)  # fmt: skip
+def test_a_plan_says_which_tensorrt_compiled_it(data, loaded, got):
+    """Of every route: the same rule, by which it is loaded afterwards too."""
+    if got is None:
+        assert own_header(data, *loaded) == read_header(data)
+        assert misfits(read_header(data), loaded[0], loaded[1], "8.6") == ()
+        return
+    with pytest.raises(BuildError) as raised:
+        own_header(data, *loaded)
+    assert f"(got {got}). Another TensorRT's library was loaded: check LD_LIBRARY_PATH." in str(raised.value)

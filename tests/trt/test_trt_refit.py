@@ -212,8 +212,9 @@ def test_what_tensorrt_refuses_is_said(tensorrt, answers, message):
 
 def test_a_plan_of_another_release_and_a_machine_without_a_gpu(tensorrt, monkeypatch):
     tensorrt()
-    with pytest.raises(InputError, match=r"^engine: tensorrt must be 9\.9\.9\.0, which wrote the plan"):
-        refitted(PLAN[:24] + bytes((9, 9, 9, 0)) + PLAN[28:], b"onnx")
+    for compatible in (False, True):  # which lets another release load it, and not write it anew
+        with pytest.raises(InputError, match=r"^engine: tensorrt must be 9\.9\.9\.0, which wrote the plan"):
+            refitted(PLAN[:24] + bytes((9, 9, 9, 0)) + PLAN[28:], b"onnx", version_compatible=compatible)
     monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
     with pytest.raises(MissingError, match=r"^refit: there is no usable NVIDIA GPU here \(no library\)"):
         refitted(PLAN, b"onnx")

@@ -32,6 +32,7 @@ from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
 from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
+from trtpipe.routes.options import needs_gpu
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class _Sent:
 def needs(job: Job) -> frozenset[str]:
     """What a worker must announce to build a job."""
     wanted = {"torch", job.build.target, *job.worker}
-    if job.check.require == "engine":
+    if job.check.require == "engine" or needs_gpu(job.build):
         wanted.add("gpu")
     return frozenset(wanted)
 

@@ -31,7 +31,7 @@ from trtpipe.packages import EXTRAS, broken, cuda_major, install_command, not_in
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.required import folding, required
 from trtpipe.pipeline.tables import table_as_asked
-from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
+from trtpipe.routes.options import REQUIREMENTS, job_refusals, needs_gpu, without_gpu
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import outdated_driver, this_device
 from trtpipe.runtime.device_memory import lacking_memory
@@ -39,7 +39,7 @@ from trtpipe.streams import folder_of
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unsupported
 from trtpipe.trt.install import not_here
-from trtpipe.trt.options import binding_refusals, needs_driver, refusals, without_driver
+from trtpipe.trt.options import binding_refusals, refusals, without_driver
 from trtpipe.trt.placement import refused_here
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -294,11 +294,9 @@ def _gpu_absent(job: Job) -> _Problems:
         return
     if job.check.require == "engine":
         yield "check.require", driver.absent(gpu, "leave out check.require: engine, and have the graph checked")
-    if REQUIREMENTS[route].gpu:
-        yield "build.route", without_gpu(route, gpu.problem)
-        return
-    for option in needs_driver(job.build, target):
-        yield option, driver.absent(gpu, without_driver(option))
+    for option in needs_gpu(job.build):
+        by_route = option == "build.route"
+        yield option, without_gpu(route, gpu.problem) if by_route else driver.absent(gpu, without_driver(option))
 
 
 def _frontend(job: Job) -> _Problems:

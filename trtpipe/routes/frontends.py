@@ -1,11 +1,11 @@
-"""What the routes torch_tensorrt and torch2trt share: the GPU that both need, the plan and the graph that they give."""
+"""What the routes torch_tensorrt and torch2trt share: the GPU that both need, and the graph that they give."""
 
 from __future__ import annotations
 
 from trtpipe.errors import BuildError, MissingError, first_line
 from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
-from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt import driver
 from trtpipe.values import OnnxModel, Quantized
 
 
@@ -17,19 +17,6 @@ def require_gpu(route: str) -> None:
     """
     if problem := driver.probe().problem:
         raise MissingError(f"build.route: {options.without_gpu(route, problem)}")
-
-
-def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
-    """The plan's header, which must name the TensorRT of the target.
-
-    Raises:
-        BuildError: it is another library's, or another release's.
-    """
-    header = plan.read_header(data)
-    version = plan.written_version(tensorrt.version)
-    if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
-        raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
-    return header
 
 
 def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:

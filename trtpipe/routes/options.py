@@ -16,7 +16,7 @@ from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.packages import TORCH_TENSORRT, install_command
-from trtpipe.trt.options import asked, in_words
+from trtpipe.trt.options import asked, in_words, needs_driver
 from trtpipe.values import Route
 from trtpipe.version_numbers import parse_version
 
@@ -64,6 +64,13 @@ REQUIREMENTS: Mapping[Route, Requirements] = {
         releases={"tensorrt": Releases((8, 6), (11,), "8.6 to 10, whose weak typing and calibrators it uses")},
     ),
 }
+
+
+def needs_gpu(build: Build) -> tuple[str, ...]:
+    """Paths of the options for which a job cannot be built without an NVIDIA GPU; none where it can."""
+    return ("build.route",) if REQUIREMENTS[build.route].gpu else needs_driver(build, build.target)
+
+
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
 KEYWORDS: Mapping[str, str] = {
     "workspace": "workspace_size",

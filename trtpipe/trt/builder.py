@@ -30,7 +30,6 @@ from trtpipe.trt.monitor import PERCENT, Watch, create, interruptible, make_logg
 from trtpipe.trt.options import asked, in_words, needs_driver, refusals, without_driver
 from trtpipe.trt.parser import too_new_an_opset
 from trtpipe.values import Engine, OnnxModel
-from trtpipe.version_numbers import parse_version
 
 
 def build_engine(
@@ -82,7 +81,7 @@ def build_engine(
         traceback.clear_frames(error.__traceback__)
         raise
     progress.step(100, 100, PERCENT)
-    header = _checked_header(tensorrt, build, data)
+    header = plan.own_header(data, tensorrt.name, tensorrt.version, build.compute_capability)
     if not tensorrt.has("progress_monitor"):
         notes += (f"{tensorrt.title} has no progress monitor: neither progress nor cancelling while it built",)
     least = formats.floor(model.precisions, tensorrt.name, header.compute_capabilities)
@@ -194,18 +193,3 @@ def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:
     if build.target != "tensorrt" or gpu is None or build.hardware_compatibility == "ampere_plus":
         return ()
     return (gpu.devices[0].compute_capability,)
-
-
-def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHeader:
-    """The plan's header, which must name the flavour, the version and the compute capabilities that were asked for."""
-    header = plan.read_header(data)
-    version = plan.written_version(tensorrt.version)
-    wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=parse_version)))
-    got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
-    if wanted != got:
-        raise plan.of_another_library(_described(*wanted), _described(*got))
-    return header
-
-
-def _described(name: str, version: str, capabilities: tuple[str, ...]) -> str:
-    return f"{flavour.title(name, version)} for {', '.join(capabilities) or 'no compute capability in particular'}"

@@ -111,9 +111,10 @@ def asked(build: BuildOptions) -> JsonObject:
 
 
 def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
-    """Option paths that need a GPU even where the flavour builds without one (observed with TensorRT-RTX 1.7.1)."""
+    """Option paths that need a GPU, of a target: all of TensorRT proper, and what TensorRT-RTX, which builds without
+    one, does not (observed with 1.7.1)."""
     if name != "tensorrt_rtx":
-        return ("build.target",)
+        return ("build.target",) if name == "tensorrt" else ()
     wanted = asked(build)
     refit = ("build.refit",) if "refit" in wanted else ()
     return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))

@@ -9,10 +9,11 @@ knows it for serialization version 0, the u32 at byte 4). A plan that carries it
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.trt.flavour import FlavourName, same_release
+from trtpipe.trt.flavour import FlavourName, same_release, title
 from trtpipe.trt.platforms import OLDEST_PORTABLE, takes_portable
 from trtpipe.version_numbers import parse_version
 
@@ -44,11 +45,6 @@ class PlanHeader:
     compute_capabilities: tuple[str, ...]
     length: int
     portable: bool = False
-
-
-def written_version(version: str) -> str:
-    """A TensorRT's version as its plans have room for it: four numbers, each a byte."""
-    return ".".join(map(str, parse_version(version)[:4]))
 
 
 def read_header(data: bytes, where: str = "engine") -> PlanHeader:
@@ -87,21 +83,47 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
     return PlanHeader(flavour, version, tuple(known), length)
 
 
-def of_another_library(wanted: str, got: str) -> BuildError:
-    """The error that a plan was written by another TensorRT, or for other GPUs, than the one that was asked."""
-    return BuildError(
-        f"engine: the plan's header must say {wanted} (got {got}). "
+def own_header(data: bytes, name: str, version: str, capabilities: Sequence[str] | None = None) -> PlanHeader:
+    """The header of a plan that has just been compiled, which must say by which TensorRT, as far as it says anything.
+
+    Args:
+        data: the plan.
+        name: "tensorrt" or "tensorrt_rtx", the one that was loaded.
+        version: of it, like "10.3.0": as many numbers as it has must be the plan's.
+        capabilities: the compute capabilities that were asked for, like "8.6", where any were.
+
+    Raises:
+        BuildError: it was compiled by another TensorRT, or for other GPUs.
+    """
+    header = read_header(data)
+    numbers = parse_version(version)[:4]  # a plan has room for these
+    same = not header.version or parse_version(header.version)[: len(numbers)] == numbers
+    wanted = None if capabilities is None else tuple(sorted(capabilities, key=parse_version))
+    if header.flavour == name and same and wanted in (None, header.compute_capabilities):
+        return header
+
+    def described(flavour: str, version: str, capabilities: Sequence[str]) -> str:
+        of = "" if wanted is None else f" for {', '.join(capabilities) or 'no compute capability in particular'}"
+        return title(flavour, version) + of
+
+    raise BuildError(
+        f"engine: the plan's header must say {described(name, version, wanted or ())} "
+        f"(got {described(header.flavour, header.version or version, header.compute_capabilities)}). "
         "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
     )
 
 
-def require_fit(header: PlanHeader, name: str, version: str, compute_capability: str) -> None:
+def require_fit(
+    header: PlanHeader, name: str, version: str, compute_capability: str, *, version_compatible: bool = False
+) -> None:
     """InputError with all that `misfits` finds."""
-    if problems := misfits(header, name, version, compute_capability):
+    if problems := misfits(header, name, version, compute_capability, version_compatible=version_compatible):
         raise InputError("\n".join(f"engine: {p}" for p in problems))
 
 
-def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
+def misfits(
+    header: PlanHeader, name: str, version: str, compute_capability: str, *, version_compatible: bool = False
+) -> tuple[str, ...]:
     """Why a plan cannot be loaded by this TensorRT on this GPU, by its header; empty when the header allows it.
 
     Args:
@@ -109,11 +131,14 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
         name: "tensorrt" or "tensorrt_rtx", the one at hand.
         version: of it, like "10.3.0".
         compute_capability: of the GPU, like "8.6".
+        version_compatible: the plan was built with build.version_compatible, which lets other releases of TensorRT
+            proper load it: which they are, TensorRT says itself.
     """
     if header.flavour != name:
         return (f"the plan must be one of {name} (got one of {header.flavour}). Load it with {header.flavour}.",)
     problems = []
-    if header.version and not same_release(header.version, version):
+    any_release = version_compatible and name == "tensorrt"
+    if header.version and not any_release and not same_release(header.version, version):
         problems.append(
             f"{name} must be {header.version}, which wrote the plan (got {version}). "
             "Install that version, or build the engine here."

@@ -176,7 +176,7 @@ def refitted(engine: bytes, onnx: bytes, *, marked: Collection[str] = (), versio
         onnx: the file.
         marked: names of weights that other ones are given for, where TensorRT can change those alone that were marked.
         version_compatible: the plan was built with build.version_compatible: it brings host code of its own, which is
-            run.
+            run. Another release that may load it does not refit it.
 
     Raises:
         InputError: the plan is not for this GPU and TensorRT, nothing in it can be changed, one of `marked` cannot,
@@ -186,6 +186,7 @@ def refitted(engine: bytes, onnx: bytes, *, marked: Collection[str] = (), versio
     header = plan.read_header(engine)
     device = driver.require("refit").devices[0]
     tensorrt = flavour.load(header.flavour)
+    # Of an engine that is version compatible too: it is written again, and the bundle says by which release.
     plan.require_fit(header, tensorrt.name, tensorrt.version, device.compute_capability)
     watch = Watch(Silent(), "error")
     try:

@@ -219,9 +219,13 @@ class EngineRunner:
         tensorrt = flavour.load(header.flavour)
         device = gpu.devices[0]
         built_by = header.version
-        if self._version_compatible and header.flavour == "tensorrt":
-            header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
-        plan.require_fit(header, tensorrt.name, tensorrt.version, device.compute_capability)
+        plan.require_fit(
+            header,
+            tensorrt.name,
+            tensorrt.version,
+            device.compute_capability,
+            version_compatible=self._version_compatible,
+        )
         self._watch = Watch(Silent(), "error")
         self._logger = make_logger(tensorrt, self._watch)
         runtime = create(tensorrt, "Runtime", self._watch, self._logger)

@@ -9,6 +9,10 @@ from trtpipe.pipeline.cache.settings import shown as shown_setting
 ASKED = tuple(f"{NAMES[kind]} " for kind in ("presence", "status", "rights", "attributes"))
 
 
+#: Before the name of an installed distribution whose version counts, as a module of its is imported.
+DISTRIBUTION = "distribution "
+
+
 def is_read(name: str) -> bool:
     """Whether an ingredient is what the job's code read."""
     return name.partition(" ")[0] in NAMES.values()
@@ -46,6 +50,8 @@ def change(name: str, before: str | None, now: str | None) -> str:
     if is_read(name):
         what, _, path = name.partition(" ")
         short = _READ_AS[what].format(path)
+    elif f" source {DISTRIBUTION}" in f" {name}":
+        short, shown = name.rpartition(" ")[2], True
     elif " source " in f" {name}" and name != "trtpipe source":
         short = f"source of {name.rpartition(' ')[2]}"
     if name.startswith("job "):

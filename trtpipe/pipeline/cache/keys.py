@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,12 +20,13 @@ from calib.errors import CalibError
 from calib.files import unreadable
 from calib.folders import class_folders
 from calib.user_code import OURS
+from trtpipe import packages
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.jsontext import json_digest
 from trtpipe.model.computing import cpu_asked
 from trtpipe.model.onnx.external import data_files, data_names
-from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
+from trtpipe.pipeline.cache.changes import ASKED, DISTRIBUTION, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import (
     BUILDERS,
@@ -153,7 +153,6 @@ class Survey:
 
     def __init__(self, digests: Digests, machine: Machine) -> None:
         self.digests, self.machine = digests, machine
-        self._versions: dict[str, str | None] = {}
         self._sources: dict[tuple[str, str], dict[str, str]] = {}
         self._variables: dict[str, tuple[str, ...]] = {}
         self._native: dict[str, tuple[str, ...]] = {}
@@ -211,20 +210,12 @@ class Survey:
         parts["timing cache"] = "used" if job.build.timing_cache else "none"
         return Ingredients(parts, tuple(notes))
 
-    def version(self, distribution: str) -> str | None:
-        """Its version, None when it is not installed."""
-        if distribution not in self._versions:
-            try:
-                self._versions[distribution] = metadata.version(distribution)
-            except metadata.PackageNotFoundError:
-                self._versions[distribution] = None
-        return self._versions[distribution]
-
     def sources(self, module: str, folder: Path) -> dict[str, str]:
         """Digest by module name of a module's source and of what it imports, as far as that is the user's own.
 
-        Of an installed package the module itself and the package's version count; trtpipe and the standard library do
-        not, they are parts of their own. Nothing is imported.
+        Of an installed package the module itself counts, and the version of each distribution that brings the package,
+        under `DISTRIBUTION` and its name; trtpipe and the standard library do not, they are parts of their own. Nothing
+        is imported.
         """
         known = (module, str(folder))
         if known not in self._sources:
@@ -232,9 +223,8 @@ class Survey:
             for name, origin in modules(module, folder).items():
                 digests[name] = self._file(origin)
                 if is_installed(origin):
-                    top = name.partition(".")[0]
-                    if (version := self.version(top)) is not None:
-                        digests[top] = version
+                    brought = packages.bringing(name.partition(".")[0])
+                    digests |= {DISTRIBUTION + distribution: version for distribution, version in brought.items()}
                 elif origin.endswith(".py"):
                     self._examine(name, origin)
             self._sources[known] = digests
@@ -387,4 +377,4 @@ def with_reads(
     return next((f for f in found if len(found) > 1 and cache.get(BUILT, f[0].key) is not None), nearest)
 
 
-_OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})
+_OWN = frozenset({*OURS, *packages.modules_of(DECIDING), *sys.stdlib_module_names})

@@ -27,9 +27,9 @@ from trtpipe.job.globs import matching
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.routes.frontends import checked_header, graph_of, require_gpu
+from trtpipe.routes.frontends import graph_of, require_gpu
 from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
-from trtpipe.trt import driver, flavour
+from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.options import asked
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
 from trtpipe.version_numbers import parse_version
@@ -115,7 +115,7 @@ def compile_engine(
             "see why, or use build.route onnx."
         )
     data = bytes(made.engine.serialize())
-    header = checked_header(tensorrt, data)
+    header = plan.own_header(data, tensorrt.name, tensorrt.version)
     graph, graph_notes = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else IMPLICIT_GRAPH_NOTE)
     notes += graph_notes
     notes += [FP16_NOTE] * job.precision.fp16_mode + [

@@ -23,7 +23,7 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.routes.frontends import checked_header, graph_of, require_gpu
+from trtpipe.routes.frontends import graph_of, require_gpu
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, ROUTE_NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
@@ -85,7 +85,7 @@ def compile_engine(
         how: tuple[str, ...] = ()
         try:
             data = _whole(frontend, quantized, build, keywords, watch)
-            header = checked_header(tensorrt, data)
+            header = plan.own_header(data, tensorrt.name, tensorrt.version)
             if build.allow_torch_fallback:
                 how = (NOT_NEEDED_NOTE,)
         except NoConverter:
@@ -151,7 +151,7 @@ def _hybrid(
     program = checked_program(quantized, parts=True)
     compiled = converted(frontend, frontend.dynamo.compile, program, arguments, watch)
     module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
-    headers = [checked_header(tensorrt, data) for data in module.engines]
+    headers = [plan.own_header(data, tensorrt.name, tensorrt.version) for data in module.engines]
     how = (
         f"build.allow_torch_fallback: hybrid, {plural(len(module.engines), 'engine')}, and "
         f"{plural(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
