@@ -150,7 +150,7 @@ def off(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-    """How far outputs are from the CPU's where that is beyond TOLERANCE; empty otherwise."""
+    """How far outputs are from the CPU's where that is beyond `_TOLERANCE`; empty otherwise."""
     for wanted, got in zip(expected, outputs, strict=True):
         if wanted.shape != got.shape:
             return f"an output has the shape {list(got.shape)} there and {list(wanted.shape)} on the CPU"

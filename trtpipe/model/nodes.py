@@ -17,7 +17,8 @@ from trtpipe.model.failures import is_the_models
 
 #: The floating dtypes of fewer bits than FP32 that PyTorch computes in.
 HALVES = (torch.float16, torch.bfloat16)
-_CALL_SUFFIX = re.compile(r"@\d+$")
+#: What torch.export puts behind the path of a module that is called once more.
+CALL_SUFFIX = re.compile(r"@\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -38,7 +39,7 @@ def module_path(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""
-    path = _CALL_SUFFIX.sub("", str(list(stack.values())[-1][0]))
+    path = CALL_SUFFIX.sub("", str(list(stack.values())[-1][0]))
     if path == INNER or path.startswith("_empty_nn_module_stack"):  # torch's name for what no module's forward made
         return ""
     return path.removeprefix(INNER + ".")

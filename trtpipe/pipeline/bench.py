@@ -236,7 +236,7 @@ def _ort_mode(
         said = (
             ("each node is executed as it stands, without graph optimizations, which break FP8",) if as_written else ()
         )
-        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name, *said))
+        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name, *said), close=runner.close)
 
     return Mode(name, "cpu", prepare, cannot)
 
@@ -246,7 +246,8 @@ def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
 
     def prepare() -> Ready:
         runner, notes = open_graph(bundle)
-        return Ready(lambda: runner.run(first), runner.run, bundle.manifest.files[GRAPH].size, (runner.name, *notes))
+        size = bundle.manifest.files[GRAPH].size
+        return Ready(lambda: runner.run(first), runner.run, size, (runner.name, *notes), close=runner.close)
 
     return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 

@@ -297,12 +297,13 @@ def _quiet() -> Iterator[None]:
 def _rename(model: Model) -> None:
     """Name every node `<module path>/<operator>`, with a number where several share it."""
     from trtpipe.model.bindings import INNER
+    from trtpipe.model.nodes import CALL_SUFFIX
 
     def path_of(node: Node) -> str | None:
         scopes = scopes_of(node.metadata_props)
         if len(scopes) < 2:
             return None
-        path = re.sub(r"@\d+$", "", scopes[-2]).removeprefix(INNER + ".")
+        path = CALL_SUFFIX.sub("", scopes[-2]).removeprefix(INNER + ".")
         path = "" if path == INNER else path
         return path or (None if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") else "")
 

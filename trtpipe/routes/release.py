@@ -12,9 +12,8 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import BuildError
-from trtpipe.trt.parser import OPSET_8_6, refused_nodes
+from trtpipe.trt.parser import OPSET_8_6, newest_opset, refused_nodes
 from trtpipe.trt.regions import Operation, OperationKind, int8_regions
-from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:
     import onnx
@@ -27,7 +26,7 @@ IR_VERSION = 8
 
 def needs_lowering(release: str | None) -> bool:
     """Whether this TensorRT parses less than what is written for every later one; None is no TensorRT in particular."""
-    return release is not None and parse_version(release) < (10,)
+    return release is not None and newest_opset(release) is not None
 
 
 def lower(model: Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, get_args
 
@@ -238,12 +238,13 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
         BuildError: ONNX Runtime refuses the graph.
     """
     try:
-        runner = graph_runner(bundle)
-        why = deviation(runner, bundle)
+        with ExitStack() as held:
+            runner = held.enter_context(graph_runner(bundle))
+            if not (why := deviation(runner, bundle)):
+                held.pop_all()
+                return runner, ()
     except BuildError:
         why = "it refuses the graph"
-    if not why:
-        return runner, ()
     if why != unrecorded(bundle):
         why = f"with them {why}"
     exact = graph_runner(bundle, as_written=True)

@@ -148,6 +148,9 @@ class OrtRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Give the session's memory back; the runner cannot run after it."""
         self._session = None
 

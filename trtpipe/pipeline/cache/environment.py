@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -36,6 +37,7 @@ BUILDERS: Mapping[str, tuple[str, ...]] = {n: (*distributions(n), _FILES_OF.form
 ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {"onnx": ()} | {
     n: (*distributions(n), _FILES_OF.format(n)) for n in ("torch_tensorrt", "torch2trt")
 }
+_LISTED = tuple(dict.fromkeys((*DECIDING, *_OTHERS, *chain(*BUILDERS.values(), *ROUTE_PACKAGES.values()))))
 #: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
     {
@@ -50,9 +52,11 @@ WITHOUT_EFFECT = frozenset(
 
 def environment() -> dict[str, str]:
     """Versions of Python, of the system and of the packages here that trtpipe builds with, for any target and route."""
-    builders = tuple(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names)
-    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    return facts | versions(DECIDING + _OTHERS + builders)
+    return {"python": platform.python_version(), "system": _system()} | versions(_LISTED)
+
+
+def _system() -> str:
+    return f"{platform.system()} {platform.machine()}"
 
 
 def portable_job(job: Job) -> str:
@@ -129,13 +133,11 @@ class Machine:
 def this_machine(digests: Digests) -> Machine:
     """The machine that this runs on; its CUDA driver is asked."""
     driver = cuda.probe()
-    names = (*DECIDING, *_OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
     gpu = driver.devices[0] if driver.devices else None
     return Machine(
-        versions=versions(tuple(dict.fromkeys(names)))
-        | _unpackaged(digests, (*BUILDERS, *filter(ROUTE_PACKAGES.get, ROUTE_PACKAGES))),
+        versions=versions(_LISTED) | _unpackaged(digests, (*BUILDERS, *filter(ROUTE_PACKAGES.get, ROUTE_PACKAGES))),
         python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
+        system=_system(),
         source=_own_source(digests),
         cuda=driver.cuda or "none",
         gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
