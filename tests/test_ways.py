@@ -76,6 +76,10 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
          "trtpipe.import_errors", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
+    "looks for a package": (
+        # where the files of one are: of libraries beside TensorRT, and of packages whose frames are no model's
+        {"trtpipe.packages", "trtpipe.trt.runtime", "trtpipe.trt.isolated"}, "packages.present: a bare folder is none",
+    ),
     "spells the name of a package": (set(), "packaging.utils.canonicalize_name"),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
@@ -117,6 +121,8 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("ends with a number")
         if name == "typing.cast" and len(call.args) == 2 and is_missing(call.args[1]):
             found.add("has Any for a missing part")
+        if name == "importlib.util.find_spec":
+            found.add("looks for a package")
         if name == "sqlite3.connect":
             found.add("opens a database")
         if name.rpartition(".")[2] == "find_sites":

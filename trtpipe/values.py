@@ -310,7 +310,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of the check. `limit` is None when the job sets none; `passed` is then None too."""
+    """One figure of the check. `limit` is None when the job sets none; so are `passed` then, and `larger_is_better`,
+    which says that the limit is the least that passes."""
 
     name: str
     output: str
@@ -318,6 +319,7 @@ class Metric:
     limit: float | None = None
     passed: bool | None = None
     interval: tuple[float, float] | None = None
+    larger_is_better: bool | None = None
 
     def __str__(self) -> str:
         """Like `cosine 0.91 (limit 0.99)`, or `top1_agreement 0.95 (limit 0.98, 95 % interval 0.9 to 0.98)`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pages
 import pytest
+from digits_data import link_digits
 
 from trtpipe.pipeline.validate import validate
 
@@ -81,7 +82,7 @@ def test_examples_build(name: str, tmp_path: Path, digits: Path) -> None:
 
     shutil.copytree(CONFIGS, tmp_path / "configs")
     if "digits" in (CONFIGS / f"{name}.yaml").read_text():
-        shutil.copytree(digits, tmp_path / "data" / "digits")
+        link_digits(digits, tmp_path / "data" / "digits")
     if name == "onnx-file":
         write_onnx(tmp_path / "data" / "digits")
     command = [sys.executable, "-m", "trtpipe", "build", f"configs/{name}.yaml", "-q", *LESS.get(name, ())]

@@ -31,13 +31,19 @@ def called(*command: object, cwd: Path = ROOT) -> str:
     return ran.stdout
 
 
-def environment(path: Path, *packages: str, python: str = sys.executable) -> Path:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This trtpipe's, built from a copy, so that the build leaves nothing here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    called(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    (made,) = folder.iterdir()
+    return made
+
+
+def environment(path: Path, wheel: Path, *packages: str, python: str = sys.executable) -> Path:
     """A fresh virtual environment with this trtpipe's light core and `packages`; returns its `trtpipe`."""
     called(python, "-m", "venv", path)
-    # From a copy, so that the build leaves nothing here.
-    wheel = path / "wheel"
-    called(path / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, ROOT)
-    called(path / "bin/pip", "install", "--quiet", *wheel.glob("trtpipe-*.whl"), *packages)
+    called(path / "bin/pip", "install", "--quiet", wheel, *packages)
     installed = {p["name"].lower() for p in json.loads(called(path / "bin/pip", "list", "--format=json"))}
     assert not installed & set(ABSENT)
     return path / "bin" / "trtpipe"
@@ -76,10 +82,10 @@ def interpreters() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("python", interpreters())
-def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, portable: Path, python: str) -> None:
+def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, wheel: Path, portable: Path, python: str) -> None:
     interpreter = interpreters()[python]
     bundle = portable
-    trtpipe = environment(tmp_path / "venv", "onnxruntime", python=interpreter)
+    trtpipe = environment(tmp_path / "venv", wheel, "onnxruntime", python=interpreter)
     verified = json.loads(called(trtpipe, "verify", bundle, "--json", cwd=tmp_path))
     assert verified["exit_code"] == 0
     assert verified["check"]["passed"] is True
@@ -98,27 +104,32 @@ def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, portable: Path, p
         assert abs(accuracy - stated) <= 0.002
 
 
+@pytest.fixture(scope="module")
+def with_rtx_alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The `trtpipe` of a device that has TensorRT-RTX and nothing else."""
+    return environment(tmp_path_factory.mktemp("rtx") / "venv", wheel, "tensorrt-rtx>=1.7.1,<1.8")
+
+
 @pytest.mark.parametrize("batch", ["dynamic", "static"])
-def test_a_kit_is_built_with_rtx_alone(tmp_path: Path, data: None, batch: str) -> None:
+def test_a_kit_is_built_with_rtx_alone(tmp_path: Path, data: None, with_rtx_alone: Path, batch: str) -> None:
     settings = []
     if batch == "static":
         settings = ["inputs.image={dtype: float32, shape: [8, 1, 32, 32]}"]
         settings += ["calibration.batch_size=8", "calibration.samples=352"]
     kit = line("prepare", tmp_path / "kits", *settings)
     direct = read_bundle(line("build", tmp_path / "direct", *settings)).read("model.engine")
-    trtpipe = environment(tmp_path / "venv", "tensorrt-rtx>=1.7.1,<1.8")
-    called(trtpipe, "build", kit, "-q", "-o", tmp_path / "out", cwd=tmp_path)
+    called(with_rtx_alone, "build", kit, "-q", "-o", tmp_path / "out", cwd=tmp_path)
     engine = read_bundle(tmp_path / "out" / "quickstart").read("model.engine")
     different = sum(a != b for a, b in zip(engine, direct, strict=True))
     print(f"{batch}: {different} of {len(engine)} bytes differ")
     assert different == 0
 
 
-def test_the_light_core_is_light(tmp_path: Path) -> None:
+def test_the_light_core_is_light(tmp_path: Path, wheel: Path) -> None:
     """Under 80 MB of packages to fetch, and imported in less processor time than NumPy."""
-    trtpipe = environment(tmp_path / "venv")
+    trtpipe = environment(tmp_path / "venv", wheel)
     python, wheels = trtpipe.parent / "python", tmp_path / "wheels"
-    called(python, "-m", "pip", "download", "--quiet", "-d", wheels, *(tmp_path / "venv/wheel").glob("*.whl"))
+    called(python, "-m", "pip", "download", "--quiet", "-d", wheels, wheel)
     fetched_mb = sum(p.stat().st_size for p in wheels.iterdir()) / 1e6
     figures: Any = json.loads(called(python, ROOT / "benchmarks/install_size.py", "--json", cwd=tmp_path))
     print(f"{fetched_mb:.1f} MB in {len(list(wheels.iterdir()))} packages to fetch; installed: {figures}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from digits_data import link_digits
 
 from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.job.load import read_job
@@ -29,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
     (folder / "configs").mkdir()
     shutil.copy(JOB, folder / "configs")
-    shutil.copytree(digits, folder / "data" / "digits")
+    link_digits(digits, folder / "data" / "digits")
     return folder
 
 

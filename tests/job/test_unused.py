@@ -26,8 +26,16 @@ check: {check}
         ("", "", "onnxruntime", "{arrays: x.npy}",
          ("calibration: not used, since precision.int8_mode and precision.fp16_mode are false",)),
         ("", "", "onnxruntime", "{images: photos}",
+         ("calibration: only its transform and its folders' names, as those of classes, are used, by the check, since "
+          "precision.int8_mode and precision.fp16_mode are false",)),
+        ("", "", "onnxruntime", "{images: photos, transform: {resize: 8}}",
+         ("calibration: only its folders' names, as those of classes, are used, by the check, since "
+          "precision.int8_mode and precision.fp16_mode are false",)),
+        ("", "", "onnxruntime", "{images: photos, labels: names.txt}",
          ("calibration: only its transform is used, by the check, since precision.int8_mode and precision.fp16_mode "
           "are false",)),
+        ("", "", "onnxruntime", "{images: photos, labels: names.txt, transform: {resize: 8}}",
+         ("calibration: not used, since precision.int8_mode and precision.fp16_mode are false",)),
         ("fp16_mode: true", ", algorithm: mse, corrections: false", "onnxruntime", "{images: photos}",
          ("calibration.algorithm: not used, since precision.int8_mode is false",)),
         ("fp16_mode: true", ", algorithm: mse, corrections: true", "onnxruntime", "{images: photos}",

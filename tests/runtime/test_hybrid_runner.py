@@ -148,8 +148,6 @@ class Blocked:
         if name.partition(".")[0] == "torch":
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Blocked())
-import importlib.util
-importlib.util.find_spec = lambda name, *a: None if name == "torch" else 1
 sys.path[:0] = {paths!r}
 from hybrids import hybrid
 from trtpipe.bundle.hybrid import to_bytes

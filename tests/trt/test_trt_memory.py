@@ -156,7 +156,7 @@ def test_without_any_provider_each_reason_is_told(monkeypatch, runtime, cuda, in
     runtime(cudaGetDeviceCount=100)
     monkeypatch.setattr(memory, "version", lambda module: installed)
     monkeypatch.setattr(memory, "probe", lambda: Driver(cuda))
-    monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(memory, "present", lambda name: False)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     with pytest.raises(MissingError) as raised:
         open_memory()

@@ -14,6 +14,7 @@ from calib.types import Array, JsonObject
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import Cancelled, InputError, TrtpipeError, first_line
 from trtpipe.evaluation import intervals, metrics
+from trtpipe.model.labels import last_label, ranked_output
 from trtpipe.progress import Progress
 
 #: Runs of each mode that are thrown away, and the fewest that a percentile is read off.
@@ -248,8 +249,8 @@ def compare(
     ratios, worst = [], 0.0
     figures: JsonObject = {}
     columns = {n: a.shape[1] for n, a in reference.items() if n not in unranked and metrics.ranks_classes(a)}
-    last = metrics.last_label(labels)
-    counts = metrics.ranked_output(columns, last)
+    last = last_label(labels)
+    counts = ranked_output(columns, last)
     for name, wanted in reference.items():
         got = wide[name]
         finite = bool(np.isfinite(got).all())

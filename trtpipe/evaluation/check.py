@@ -17,6 +17,7 @@ from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import HOLDS_NAN, bounds, doubtful, judged, missed_by_both, misses
 from trtpipe.job.limits import SHARE_LIMITS, Limits
+from trtpipe.model.labels import last_label
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 
@@ -267,7 +268,7 @@ def measure(
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} {HOLDS_NAN} in {which}")
         else:
-            own_labels = labels if scores.get(name, 0) > metrics.last_label(labels) else None
+            own_labels = labels if scores.get(name, 0) > last_label(labels) else None
             values += _of_output(name, a, b, own_labels, ranks=name in scores)
     if not problems:
         own, wrong = judgement.measure(outputs)
@@ -299,7 +300,7 @@ def unjudgeable(
         why = {limit: lacks for limit in SHARE_LIMITS if getattr(limits, limit) is not None}
     elif labels is None:
         why = without_labels(limits)
-    elif metrics.last_label(labels) < 0 and limits.accuracy_drop_max is not None:
+    elif last_label(labels) < 0 and limits.accuracy_drop_max is not None:
         why = {"accuracy_drop_max": "cannot be judged: it needs labels that are known (all are -1)"}
     return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}
 
@@ -314,7 +315,7 @@ def _without_the_labels(data: CheckData) -> tuple[str, ...]:
 
     One where no output has scores of classes, and no metric of the job's judges by the labels either.
     """
-    last = metrics.last_label(data.labels)
+    last = last_label(data.labels)
     if data.labels is not None and last < 0 and not data.judgement.judges:
         return ("no accuracy was measured, as all labels are -1, unknown",)
     scores = _class_scores(data.reference, {*data.batching.unranked, *data.judgement.boxed})

@@ -94,7 +94,8 @@ def judged(metric: Metric, limits: Limits) -> Metric:
     worst = metric.value
     if limits.confident and metric.interval is not None:
         worst = metric.interval[0 if bound.larger_is_better else 1]
-    return replace(metric, limit=bound.limit, passed=bound.met_by(worst) and not math.isnan(metric.value))
+    passed = bound.met_by(worst) and not math.isnan(metric.value)
+    return replace(metric, limit=bound.limit, passed=passed, larger_is_better=bound.larger_is_better)
 
 
 def _bound(metric: Metric, limits: Limits) -> JudgedLimit | None:

@@ -90,17 +90,6 @@ def sqnr_db(reference: Array, output: Array) -> float:
     return -20 * math.log10(ratio) + 0.0 if ratio < math.inf else -math.inf
 
 
-def last_label(labels: Array | None) -> int:
-    """The largest of labels int64 [S]; -1 without any. They are about an output of more classes than that."""
-    return -1 if labels is None else int(labels.max(initial=-1))
-
-
-def ranked_output(columns: Mapping[str, int], last: int) -> str:
-    """Of outputs [S, C] with so many `columns` C, by name, the one whose classes count: the first that has one for each
-    label up to `last`, else the first; "" of none."""
-    return next((name for name, many in columns.items() if many > last >= 0), next(iter(columns), ""))
-
-
 def ranks_classes(x: Array) -> bool:
     """Whether the output is one score a class: [S, C] with C >= 2."""
     return x.ndim == 2 and x.shape[1] >= 2 and np.issubdtype(x.dtype, np.floating)

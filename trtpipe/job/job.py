@@ -147,8 +147,12 @@ class Job(Section):
         if precision.calibrated:
             return (*self._no_threshold(data), *self._no_corrections(data))
         if not precision.fp16_mode and precision.weights is None:
-            shared = self.check.images is not None and self.check.transform is None and data.transform is not None
-            what = "only its transform is used, by the check" if shared else "not used"
+            of_images = self.check.images is not None
+            shared = of_images and self.check.transform is None and data.transform is not None
+            naming = of_images and self.check.labels is None and data.images is not None
+            used = ["its transform"] * shared + ["its folders' names, as those of classes,"] * naming
+            verb = "is" if used == ["its transform"] else "are"
+            what = f"only {' and '.join(used)} {verb} used, by the check" if used else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)
         of_int8 = ("algorithm", "percentile", *(("corrections",) if data.corrections is not False else ()))
         given = [n for n in of_int8 if n in data.model_fields_set]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,15 @@ from calib.images import UNREADABLE_IMAGE
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
-from trtpipe.model.labels import classes_of, names_classes, require_labels, require_rows, sample_labels
+from trtpipe.model.labels import (
+    classes_of,
+    last_label,
+    names_classes,
+    ranked_output,
+    require_labels,
+    require_rows,
+    sample_labels,
+)
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -89,17 +97,18 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
         InputError: more classes than the model has, a class that the model has not or has twice, or a label beyond
             them.
     """
-    scores = (s for s in loaded.outputs if s.scores_classes and s.name not in job.boxed)
-    count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int)), None)
-    if source.labels is None and count is not None and job.check.labels and names_classes(job.check.labels):
+    scores = {s.name: s.row_shape[0] for s in loaded.outputs if s.scores_classes and s.name not in job.boxed}
+    columns = {name: count for name, count in scores.items() if isinstance(count, int)}
+    if source.labels is None and columns and job.check.labels and names_classes(job.check.labels):
         return source, (
             "check.labels: names classes, and the images lie in no class folders, so that nothing has a label. Give a "
             ".csv of a name and a class a line, or put them in folders",
         )
-    if source.labels is None or count is None:
+    if source.labels is None or not columns:
         return source, ()
     folders = source.classes
     if folders is None:
+        count = columns[ranked_output(columns, last_label(source.labels))]
         beyond = [k for k in (int(source.labels.min()), int(source.labels.max())) if not -1 <= k < count]
         if beyond:
             raise InputError(
@@ -107,7 +116,7 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
                 f"{beyond[0]}). Number them from 0 in the order of the model's outputs."
             )
         return source, ()
-    names, where = _class_names(job, loaded, folders, count)
+    names, where, count = _class_names(job, loaded, folders, columns)
     if names is not None:
         _require_names(names, where, folders)
     if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
@@ -220,23 +229,30 @@ def _named(path: str) -> tuple[str, ...]:
 
 
 def _class_names(
-    job: Job, loaded: LoadedModel, folders: tuple[str, ...], count: int
-) -> tuple[tuple[str, ...] | None, str]:
-    """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
+    job: Job, loaded: LoadedModel, folders: tuple[str, ...], columns: Mapping[str, int]
+) -> tuple[tuple[str, ...] | None, str, int]:
+    """The model's classes in the order of its outputs, None where nothing says them; the key that does; and how many
+    the output of scores that they are about has, of the `columns` of each."""
+
+    def of(many: int) -> int:
+        return many if many in columns.values() else columns[ranked_output(columns, many - 1)]
+
     if job.check.labels is not None and names_classes(job.check.labels):
-        return _named(job.check.labels), "check.labels"
+        named = _named(job.check.labels)
+        return named, "check.labels", of(len(named))
     if loaded.classes is not None:
-        return loaded.classes, "model.factory"
+        return loaded.classes, "model.factory", of(len(loaded.classes))
     if job.calibration is not None and job.calibration.images is not None:
         folders_of_calibration = tuple(class_folders(job.calibration.images))
-        if len(folders_of_calibration) == count:
-            return folders_of_calibration, "calibration.images"
-    if len(folders) == count:
-        return folders, "check.images"
-    if all(name.isdecimal() and int(name) < count for name in folders):
+        if len(folders_of_calibration) in columns.values():
+            return folders_of_calibration, "calibration.images", len(folders_of_calibration)
+    if len(folders) in columns.values():
+        return folders, "check.images", len(folders)
+    if all(name.isdecimal() for name in folders):
         numbered = {int(name): name for name in folders}
-        return tuple(numbered.get(k, str(k)) for k in range(count)), "check.images"
-    return None, "check.images"
+        if max(numbered) < (count := of(max(numbered) + 1)):
+            return tuple(numbered.get(k, str(k)) for k in range(count)), "check.images", count
+    return None, "check.images", of(len(folders))
 
 
 def _orders_differ(names: tuple[str, ...]) -> bool:

@@ -192,4 +192,5 @@ def _metric(raw: JsonObject) -> Metric:
         None if limit is None else float(limit),
         raw["passed"],
         None if interval is None else (float(interval[0]), float(interval[1])),
+        raw.get("larger_is_better"),
     )

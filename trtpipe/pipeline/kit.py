@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.check import NO_ENGINE_RAN, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
+from trtpipe.packages import present
 from trtpipe.pipeline.assemble import describe, golden_data, int8_weights, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import environment, fingerprint
@@ -245,7 +245,7 @@ def _check(kit: Bundle, engine: Engine, make: Compiling, progress: Progress) -> 
 def _control(graph: OnnxModel, make: Compiling, progress: Progress) -> Damaged | None:
     """An engine of the damaged graph; None on a device without the package onnx, which damages it: the kit's own
     control then stands, and the report says how that was executed."""
-    if importlib.util.find_spec("onnx") is None:
+    if not present("onnx"):
         return None
     copy, tensor, how = damaged_copy(graph)
     return engine_control(partial(make, copy, progress), copy, tensor, how)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtpipe.batching import Batching
 from trtpipe.errors import titled
 from trtpipe.evaluation.limits import is_of_nan, missed_by_both, misses
-from trtpipe.evaluation.metrics import last_label
+from trtpipe.model.labels import last_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

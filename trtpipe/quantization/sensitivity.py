@@ -12,8 +12,8 @@ import torch
 
 from trtpipe.batching import unranked
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.evaluation.metrics import ranked_output
 from trtpipe.model.computing import CPU, apart, placed, sent
+from trtpipe.model.labels import ranked_output
 from trtpipe.model.sites import of_product
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings

@@ -10,6 +10,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.evaluation import metrics
+from trtpipe.model.labels import last_label, ranked_output
 from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import is_dense, pictures
@@ -61,14 +62,15 @@ class Gallery:
 
 
 def class_output(compared: ComparedOutputs) -> str | None:
-    """The first output that is one score a class, or None; of detections none is."""
+    """The output of one score a class that the labels are about (`ranked_output`), or None; of detections none is."""
     if compared.detections is not None:
         return None
-    for name, reference in compared.reference.items():
-        ranks = name not in compared.unranked and metrics.ranks_classes(reference)
-        if ranks and _is_paired(compared, name, reference):
-            return name
-    return None
+    columns = {
+        name: reference.shape[1]
+        for name, reference in compared.reference.items()
+        if name not in compared.unranked and metrics.ranks_classes(reference) and _is_paired(compared, name, reference)
+    }
+    return ranked_output(columns, last_label(compared.labels)) or None
 
 
 def confusion(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Confusion | None:

@@ -102,7 +102,7 @@ def metric_row(metric: Metric) -> MetricRow:
     if metric.interval is not None:
         interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
     if metric.limit is not None:
-        least = best > 0 if not math.isnan(best) else (metric.value >= metric.limit) is metric.passed
+        least = best > 0 if metric.larger_is_better is None else metric.larger_is_better  # of bundles of before
         value, bound = beside_limit(metric.value, metric.limit, share=share)
         limit = f"{'≥' if least else '≤'} {bound}"
         if not math.isnan(best):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
@@ -19,7 +18,7 @@ from trtpipe.bundle.hybrid import PYTHON_OPERATORS, EngineStep, OperatorStep
 from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.model.computing import old_driver
-from trtpipe.packages import pip_install
+from trtpipe.packages import pip_install, present
 from trtpipe.trt.execution import execution_failed
 from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
 
@@ -183,7 +182,7 @@ class HybridRunner:
 def _pytorch(device: str) -> ModuleType:
     """PyTorch, with CUDA where that is asked for."""
     got = "none"
-    if importlib.util.find_spec("torch") is not None:
+    if present("torch"):
         torch: ModuleType = importlib.import_module("torch")
         for registering in ("operators", "narrow"):
             importlib.import_module(f"trtpipe.quantization.{registering}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,7 +19,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import MissingError, first_line
-from trtpipe.packages import version
+from trtpipe.packages import present, version
 from trtpipe.trt.driver import INSTALL_ONE, memory_command, probe
 from trtpipe.trt.owned import Owned, Owner
 
@@ -138,7 +137,7 @@ class TorchMemory:
     provider: Provider = "torch"
 
     def __init__(self) -> None:
-        if importlib.util.find_spec("torch") is None:
+        if not present("torch"):
             raise _Unusable("not installed")
         torch: ModuleType = importlib.import_module("torch")
         if not torch.cuda.is_available():
