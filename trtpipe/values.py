@@ -195,7 +195,8 @@ class Captured:
     inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
     operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
     quantized. `rounding` is the relative rounding error of a dtype narrower than FP32 that the model has, or 0.
-    `quantized`: the model came with Q/DQ, whether or not an operation reads them.
+    `quantized`: the model came with Q/DQ, whether or not an operation reads them. `literals` is the digest of numbers
+    that folding took out of the graph (`graph_digest.literals`).
     """
 
     graph: torch.fx.GraphModule
@@ -208,6 +209,7 @@ class Captured:
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
     rounding: float = 0.0
     quantized: bool = False
+    literals: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from calib.data import Source, draw, open_source
 from calib.errors import CalibError
 from calib.folders import unread
-from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, copies, fit
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, copies, figures, fit, same_figures
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))
@@ -510,6 +510,44 @@ def test_a_sample_that_is_another_when_it_is_read_again_is_refused(dtype):
         "a: must hold the same values each time it is read (got others than at first). Take out what is random in how "
         "samples are made, as transforms for training and shuffling are, or seed it."
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[..., ::-1], lambda x: x[..., ::-1, :], lambda x: np.rot90(x, 1, (1, 2)), lambda x: x[::-1],
+        lambda x: np.roll(x, 1, 2), lambda x: np.random.default_rng(5).permuted(x, axis=None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("alone", [True, False], ids=["standardised", "as it is"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def test_a_sample_whose_values_stand_elsewhere_when_it_is_read_again_is_refused(change, alone, dtype):
+    """A flip, a rotation, a shuffle: each number is there as before."""
+
+    class Moved(Changing):
+        def load(self, at):
+            low = np.random.default_rng(at).random((3, 4, 4))
+            values = np.kron(low, np.ones((1, 4, 4))) + 0.1 * np.random.default_rng(at).random((3, 16, 16))
+            values = (values - values.mean()) / values.std() if alone else values
+            values = values if dtype != "uint8" else np.clip(values * 60 + 60, 0, 255)
+            changed = change(values) if at in self.read else values
+            self.read.add(at)
+            return {"image": np.ascontiguousarray(changed).astype(dtype)}
+
+    source = Source(Moved(1, dtype), (IMAGE,), (0, 1, 2, 3))
+    list(source.batches(2))
+    with pytest.raises(CalibError, match=r"^a: must hold the same values each time it is read"):
+        list(source.batches(2))
+
+
+def test_roundings_of_another_decoder_are_the_same():
+    """One of 255 levels, up or down, at every place."""
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        levels = np.clip(random.normal(random.uniform(30, 200), random.uniform(10, 60), (3, 32, 32)).round(), 1, 254)
+        other = levels + random.integers(-1, 2, levels.shape)
+        one, again = (figures({"image": (x / 255)[None]}) for x in (levels, other))
+        assert same_figures(one, again)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e300])

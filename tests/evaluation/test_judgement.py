@@ -519,6 +519,22 @@ def test_nan_on_the_baseline_ends_the_build() -> None:
     Judgement(judges[1:], None, ("a",), {"y": ONES[:1]}).require_figures()
 
 
+@pytest.mark.parametrize(
+    ("returned", "refused"),
+    [(0.5, True), (np.float32(0.5), True), (np.full(12, 0.5), False), ((np.ones((12, 2)), np.mean), False)],
+)
+@pytest.mark.parametrize("confident", [True, False])
+@pytest.mark.parametrize("limits", [{}, {"m": {"min": 0.1}}, {"m": {"drop_max": 0.1}}])
+def test_what_has_no_interval_cannot_be_asked_to_be_sure(
+    returned: object, refused: bool, confident: bool, limits: dict[str, Any]
+) -> None:
+    judges = tuple(Judge(name, lambda outputs, labels, ids: returned, {}) for name in ("m", "of no limit"))
+    made = Judgement(judges, None, tuple("abcdefghijkl"), {"y": np.ones((12, 2))})
+    found = made.unjudgeable(Limits(cosine_min=0.9, confident=confident, metrics=limits))
+    text = "check.limits.confident cannot be judged: m is one number for all samples, and has no interval"
+    assert list(found.values()) == ([text] if refused and confident and limits else [])
+
+
 def test_the_baseline_is_measured_once() -> None:
     """However many trials are judged by it; few samples are another baseline."""
     seen: list[int] = []

@@ -14,6 +14,7 @@ from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.graph_digest import exact, operations
 from trtpipe.model.nodes import arguments_of, calls, op_name
+from trtpipe.pipeline.tables import digests_of
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 BATCHES: tuple[int | DimRange, ...] = (1, 2, 5, DimRange(1, 1, 1), DimRange(1, 4, 8), DimRange(2, 3, 64))
@@ -114,3 +115,39 @@ def test_copies_and_arguments_that_are_defaults_or_choose_a_kernel_do_not_count(
         assert operations(graph, "w") == before
     norm.kwargs = norm.kwargs | {"eps": 1e-3}
     assert operations(graph, "w") != before
+
+
+class Held(nn.Module):
+    """Numbers that are no weights: beside them, made as it runs, or a layer's own."""
+
+    def __init__(self, how: str, number: float) -> None:
+        super().__init__()
+        self.how, self.number, self.beside = how, number, torch.full((4, 1), number)
+        self.norm = nn.BatchNorm1d(4, eps=number if how == "eps" else 1e-5)
+        self.conv, self.qkv, self.head = nn.Conv1d(4, 4, 1), nn.Linear(8, 24), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "made":
+            x = x - torch.tensor([[self.number], [0.0], [0.0], [1.0]])
+        if self.how == "beside":
+            x = x - self.beside
+        if self.how == "of weights":
+            x = x + self.conv.weight.mean() * self.number
+        x = self.norm(self.conv(x))
+        heads = int(self.number * 4) if self.how == "heads" else 2
+        q, k, v = self.qkv(x).view(x.shape[0], 4, 3, heads, 8 // heads).permute(2, 0, 3, 1, 4)
+        x = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(x.shape[0], 4, 8)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("how", ["made", "beside", "eps", "of weights", "heads"])
+def test_numbers_that_are_no_weights_are_a_models_own(how: str) -> None:
+    """A table is of the model with its own, whatever the batch size."""
+
+    def digests(number: float) -> set[str]:
+        every = (captured(lambda: Held(how, number), batch, (4, 8)) for batch in BATCHES)
+        return {digests_of(c, "w")["graph"] for c in every}
+
+    one, other = digests(0.25), digests(0.5)
+    assert (len(one), len(other)) == (1, 1)
+    assert one != other

@@ -262,7 +262,33 @@ def test_nodes_that_no_output_needs_are_not_converted(outputs: tuple[str, ...], 
     network = load_network(tmp_path / "f.onnx", outputs)
     values = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
     assert torch.equal(network(values)["y"], values.relu())
-    assert not network.file.cut
+    assert torch.equal(Reference(network.file)(values)["y"], values.relu())
+
+
+@pytest.mark.parametrize("output", [True, False], ids=["an output", "read by none"])
+@pytest.mark.parametrize("outputs", [(), ("y",), ("r",)])
+def test_what_onnx_runtime_cannot_load_and_no_output_needs_is_in_no_reference(
+    output: bool, outputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A file with a plugin of TensorRT's behind its own raw scores."""
+    x, y, z = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xyz")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Neg", ["r"], ["y"]),
+        helper.make_node("Foo", ["y"], ["z"], domain="my.ops"),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y, z] if output else [y])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("my.ops", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "f.onnx")
+    if output and not outputs:
+        with pytest.raises(InputError, match=r"\(got my.ops::Foo\)\. Cut it before them: name as the job's outputs"):
+            load_network(tmp_path / "f.onnx", outputs)
+        return
+    network = load_network(tmp_path / "f.onnx", outputs)
+    values = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
+    wanted = values.relu() if outputs == ("r",) else -values.relu()
+    (found,) = Reference(network.file)(values).values()
+    assert torch.equal(found, wanted)
 
 
 def test_a_function_of_another_opset_is_named(tmp_path: Path) -> None:

@@ -288,8 +288,7 @@ class Judgement:
         Args:
             outputs: those of what was executed, [S, ...] by name.
         """
-        metrics: list[Metric] = []
-        problems: list[str] = []
+        metrics, problems = list[Metric](), list[str]()
         for judge, output, labels, before in self._baseline:
             after = judge.figure(outputs, labels, self.ids)
             uncounted = before.uncounted(after)
@@ -326,10 +325,13 @@ class Judgement:
 
     def unjudgeable(self, limits: Limits) -> dict[str, str]:
         """Why a limit of a metric cannot be judged whatever is executed, by its name."""
-        alone = {j.name for j in self.judges if j.truth is not None}
-        names = [n for n, own in limits.metrics.items() if n in alone and own.drop_max is not None]
+        dropping = {n for n, own in limits.metrics.items() if own.drop_max is not None}
+        names = [j.name for j in self.judges if j.truth is not None and j.name in dropping]
         why = "check.limits.{} cannot be judged: {} is against the baseline, and a drop needs check.labels"
-        return {(key := own_limit(n, "drop_max")): why.format(key, n) for n in names}
+        found = {(key := own_limit(n, "drop_max")): why.format(key, n) for n in names}
+        whole = {j.name for j, _, _, f in self._baseline if f.rows is None} if limits.confident else set()
+        why = "check.limits.confident cannot be judged: {} is one number for all samples, and has no interval"
+        return found | {own_limit(n, "confident"): why.format(n) for n in limits.metrics if n in whole}
 
 
 NO_METRICS = Judgement()

@@ -32,6 +32,8 @@ def capture(loaded: LoadedModel) -> Captured:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
         InputError: the model's own code raised, it draws random numbers, or it keeps a state.
     """
+    import torch
+
     from trtpipe.model import graph_digest
     from trtpipe.model.attention import spell_out_attention
     from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired
@@ -56,6 +58,10 @@ def capture(loaded: LoadedModel) -> Captured:
     require_no_draws(graph)
     require_settled(graph)
     drop_writes(graph)
+    held = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    literals = graph_digest.literals(
+        graph, [t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)]
+    )
     widening, rounding = widened(graph)
     fold_constants(graph)
     if holds_marks(graph):
@@ -91,7 +97,9 @@ def capture(loaded: LoadedModel) -> Captured:
     quantized = holds_marks(graph)
     notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))
     sites = find_sites(graph)
-    return Captured(graph, loaded.inputs, outputs, digest, *sites, notes, rounding=rounding, quantized=quantized)
+    return Captured(
+        graph, loaded.inputs, outputs, digest, *sites, notes, rounding=rounding, quantized=quantized, literals=literals
+    )
 
 
 def _require_one_graph(graph: torch.fx.GraphModule) -> None:

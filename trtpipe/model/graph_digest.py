@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtpipe.model.nodes import COPIES, arguments_of, calls, is_constant, op_name
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 #: Operations that a table's corrections name, with their constants.
 _NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
+#: Operations of two tensors whose sums run over the last axis of the first: in attention, the size of a head.
+_PRODUCTS = frozenset(("matmul", "bmm"))
+#: The least variance of a batch norm, where nothing else is said.
+_EPS = 1e-5
 #: What a value made of constants alone is shown as, and a size.
 _CONSTANT, _SIZE = "constant", "size"
 
@@ -27,13 +31,41 @@ def exact(graph: torch.fx.GraphModule, weights: str) -> str:
     return hashlib.sha256("\n".join([weights, *lines]).encode()).hexdigest()
 
 
+def literals(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> str:
+    """SHA-256 of the numbers of a network that are none of its weights and that folding takes out of its graph; empty
+    where there are none.
+
+    Args:
+        graph: as it is before constants are folded.
+        tensors: those that the network makes or holds beside its parameters and buffers, of any dtype and shape: means
+            to subtract, say.
+    """
+    import torch
+
+    lines = []
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        values = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        lines.append(f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(values).hexdigest()}")
+    constants = {n for n in graph.graph.nodes if is_constant(n)}
+    for node in calls(graph.graph):
+        given = arguments_of(node, defaults=False)
+        if "batch_norm" in op_name(node):
+            lines += [f"batch_norm {eps}"] if (eps := given.get("eps", _EPS)) != _EPS else []
+        elif node.all_input_nodes and constants.issuperset(node.all_input_nodes):
+            constants.add(node)
+            numbers = [a for a in given.values() if isinstance(a, float)]
+            lines += [f"{op_name(node)} {numbers}"] if numbers else []
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
+
+
 def operations(graph: torch.fx.GraphModule, weights: str) -> str:
     """SHA-256 of what is computed from the inputs, by which operations in which order, and of the digest `weights`.
 
     A network captured for one batch size has the digest that it has for a range of them: sizes, changes of shape and
-    what is made of constants alone (a class token for each sample) are left out. So is what releases of PyTorch write
-    differently: copies, arguments that are an operator's defaults, and whether cuDNN may compute it. What a calibration
-    table names is in it: the operations that are corrected, and their constants.
+    what is made of constants alone (a class token for each sample) are left out; of these, `literals` tells. So is what
+    releases of PyTorch write differently: copies, arguments that are an operator's defaults, and whether cuDNN may
+    compute it. What a calibration table names is in it: the operations that are corrected, and their constants.
     """
     names: dict[torch.fx.Node, str] = {n: n.name for n in graph.graph.nodes if n.op == "placeholder"}
     lines = [weights]
@@ -50,7 +82,7 @@ def operations(graph: torch.fx.GraphModule, weights: str) -> str:
             names[node] = node.name if op_name(node) in _NAMED else f"%{len(lines)}"
             given = arguments_of(node, defaults=False)
             read = _shown({name: given[name] for name in sorted(given) if not name.startswith("cudnn_")}, node, names)
-            lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}")
+            lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}{_summed(node)}")
     (end,) = (n for n in graph.graph.nodes if n.op == "output")
     return hashlib.sha256("\n".join([*lines, _shown(end.args, end, names)]).encode()).hexdigest()
 
@@ -74,6 +106,13 @@ def _rank(value: object) -> str:
     import torch
 
     return str(value.dim()) if isinstance(value, torch.Tensor) else ""
+
+
+def _summed(node: torch.fx.Node) -> str:
+    """Of a product of two computed tensors, over how many numbers its sums run; nothing where a job may vary that."""
+    factors = node.all_input_nodes if op_name(node) in _PRODUCTS else []
+    size = None if not factors or any(map(is_constant, factors)) else factors[0].meta["val"].shape[-1]
+    return f" {size}" if isinstance(size, int) else ""
 
 
 def _shown(value: object, reader: torch.fx.Node, names: Mapping[torch.fx.Node, str]) -> str:

@@ -30,7 +30,7 @@ def digests_of(captured: Captured, weights: str) -> dict[str, str]:
     """What a table made of this graph belongs to: the weights, and the operations whatever their sizes."""
     from trtpipe.model.graph_digest import operations
 
-    return {"weights": weights, "graph": operations(captured.graph, weights)}
+    return {"weights": weights, "graph": operations(captured.graph, weights + captured.literals)}
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str) -> CalibrationTable:

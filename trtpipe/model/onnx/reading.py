@@ -165,7 +165,7 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
 
 def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
     """Make named tensors the outputs of a file, and drop the nodes that they do not need, and the inputs where they are
-    not the file's own; whether a part is left.
+    not the file's own; whether that leaves a part of it, so that what runs it whole needs more than the part does.
 
     Args:
         model: changed in place.
@@ -184,15 +184,16 @@ def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
             f"outputs: must be among the tensors of model.onnx (got {', '.join(unknown)}, and the file's outputs are "
             f"{', '.join(str(_binding(v)) for v in graph.outputs)}). Name them as the file does."
         )
-    fewer = bool(names) and set(names) != set(own)
+    fewer, nodes = bool(names) and set(names) != set(own), len(graph)
     if fewer:
         graph.outputs[:] = [made[n] for n in names]
     _drop_unneeded(graph)
     common.RemoveUnusedNodesPass()(model)
-    if not fewer:
-        return False
-    needed = [v for v in graph.inputs if v.uses() or v in graph.outputs]
-    graph.inputs[:], dropped = needed, len(needed) < len(graph.inputs)
+    dropped = len(graph) < nodes
+    if fewer:
+        needed = [v for v in graph.inputs if v.uses() or v in graph.outputs]
+        dropped |= len(needed) < len(graph.inputs)
+        graph.inputs[:] = needed
     return dropped or bool(set(names) - set(own))
 
 
