@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -22,9 +23,10 @@ from trtpipe.job.load import read_job
 from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import JobsOfWorker, announced
-from trtpipe.nightly.task import FinishTask
+from trtpipe.nightly.task import BuildTask, FinishTask, task_from_plain, task_to_plain
 from trtpipe.nightly.transport import transport
 from trtpipe.pipeline import validate
+from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.routes.options import FRONTENDS
 from trtpipe.runtime.device import Device
@@ -67,6 +69,41 @@ def test_a_worker_without_a_gpu_gets_no_job_that_validate_refuses_without_one(bu
     monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
     job = read_job(nights.write_job(nights.make_world(tmp_path), "a", f"build: {{{build}}}\n"))
     assert ("gpu" in needs(job)) == any(validate._gpu_absent(job))
+
+
+@pytest.mark.parametrize(
+    ("target", "versions", "release"),
+    [
+        ("tensorrt", {"tensorrt": "8.6.1"}, "8.6.1"), ("tensorrt", {"tensorrt-cu12-bindings": "10.3.0"}, "10.3.0"),
+        ("tensorrt_rtx", {"tensorrt": "8.6.1", "tensorrt-rtx": "1.7.1.116"}, ""), ("onnxruntime", {}, ""),
+    ],
+)  # fmt: skip
+def test_a_kit_is_written_for_the_tensorrt_of_the_worker_that_finishes_it(
+    target, versions, release, tmp_path, monkeypatch
+):
+    """8.6 parses less than what is written for later ones; the planner's own TensorRT says nothing of it."""
+    job = read_job(nights.write_job(nights.make_world(tmp_path), "a", f"build: {{target: {target}}}\n"))
+    machine = Machine(versions, "3.11", "Linux aarch64", "s", "12.6", "Orin 8.7")
+    announced_there = frozenset({"gpu", target, *job.worker})
+    made = object.__new__(fleet_module.Fleet)
+    made.members = (fleet_module.Member("tcp://a:1", "orin", announced_there, machine),)
+    made._by_kit = {}
+    monkeypatch.setattr(fleet_module.Fleet, "_here", replace(machine, versions={"tensorrt": "11.0.0"}))
+    made.machine_for(job)
+    written = []
+
+    class Writing:
+        def __init__(self, *_):
+            pass
+
+        def run(self, tasks, watcher, finished):
+            written.extend(tasks)
+
+    monkeypatch.setattr(fleet_module, "Local", Writing)
+    made._make_kits([BuildTask("a", "a.yaml", "k", str(tmp_path), "cache", job=job)], {}, None, None)
+    (kit,) = written
+    assert kit.release == release
+    assert task_from_plain(task_to_plain(kit)).release == release
 
 
 def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import nights
 import pytest
@@ -19,8 +20,9 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.nightly import history as history_file
-from trtpipe.nightly.history import History
-from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
+from trtpipe.nightly.history import History, Past
+from trtpipe.nightly.history_plot import rows, svg
+from trtpipe.nightly.outcome import TROUBLES, Drift, JobOutcome, NightlyReport, Standing, lines, to_json
 from trtpipe.nightly.regressions import EXACT_DB, LIMITS, OWN_LIMIT, compare, declared_normal, limit_of, parse_limits
 from trtpipe.outputs import open_database
 from trtpipe.values import Metric
@@ -418,7 +420,7 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert shown[3].split()[2:4] == ["built", "0.9"]
     assert shown[4].split()[2:4] == ["built", "!"]
     assert shown[4].endswith("accuracy 0.9 to 0.8; weights changed")
-    assert shown[5] == "! not green: a failed check or a regression"
+    assert shown[5] == "! not green: a failed check, a regression, or outputs that drifted"
     text = plot.read_text()
     assert text.startswith("<?xml")
     assert "accuracy" in text
@@ -435,6 +437,26 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert main(["history", "a", "--history", str(tmp_path / "no.sqlite")]) == 2
     err = capsys.readouterr().err
     assert "no.sqlite: there is no such file. Run `trtpipe nightly`, or give --history." in err
+
+
+@pytest.mark.parametrize("standing", get_args(Standing))
+def test_the_past_marks_what_a_night_calls_a_trouble(standing):
+    """An error says so by its name."""
+    made = {
+        "regression": {"regressions": ("accuracy fell",)}, "failed check": {"exit_code": 1},
+        "error": {"outcome": "error", "exit_code": 4, "error": "no"}, "cancelled": {"outcome": "cancelled"},
+        "drift": {"drift": Drift(("a" * 64, "b" * 64), 0.5)}, "built": {}, "reused": {"outcome": "reused"},
+    }[standing]  # fmt: skip
+    result = outcome(**made)
+    assert result.standing == standing
+    past = [
+        Past(1, "2026-01-01T00:00:00Z", True, {}, outcome()), Past(2, "2026-01-02T00:00:00Z", False, {}, result),
+    ]  # fmt: skip
+    marked = standing in TROUBLES and standing != "error"
+    _, _, line, *legend = rows(past)
+    assert (f"{result.outcome} !" in line) == bool(legend) == marked
+    without = svg("a", [past[0], replace(past[1], outcome=outcome(outcome="reused"))])
+    assert (svg("a", past).count(b"#cc3311") > without.count(b"#cc3311")) == (standing in TROUBLES)
 
 
 def test_the_table_of_the_docs_has_each_limit_and_its_figure():

@@ -27,6 +27,7 @@ from trtpipe.nightly.task import (
     BuildTask,
     FinishTask,
     JobTask,
+    KitTask,
     RepeatTask,
     Task,
     failure,
@@ -111,7 +112,9 @@ def _execute(
     with _fresh_modules(task.job, "", memory):
         if isinstance(task, RepeatTask):
             return repeat(task, reporter), None
-        kit = write_kit(task.job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds).bundle
+        assert isinstance(task, KitTask)
+        seconds, release = task.diagnose_seconds, task.release or None
+        kit = write_kit(task.job, Path(task.out), reporter, release=release, diagnose_seconds=seconds).bundle
         return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path)), None
 
 

@@ -29,7 +29,7 @@ from trtpipe.nightly.options import LOGS
 from trtpipe.nightly.outcome import THERE
 from trtpipe.nightly.task import BuildTask, FinishTask, JobTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
-from trtpipe.packages import not_installed
+from trtpipe.packages import distributions, not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.routes.options import needs_gpu
@@ -123,7 +123,7 @@ class Fleet:
         except (OSError, ValueError, TypeError) as error:
             raise unreachable(way.address, error, "--scheduler") from error
         self.members = self._members()
-        self._by_kit: set[str] = set()
+        self._by_kit: dict[str, str] = {}  # job -> release of the TensorRT that it is for
         if not self.members:
             self._client.close()
             raise MissingError(
@@ -150,8 +150,10 @@ class Fleet:
         kinds = [m.machine for m in self.members if wanted - {"torch"} <= m.announces]
         if not kinds or job.build.route != "onnx":
             raise MissingError(self._unmatched(job.name, wanted, self.workers))
-        self._by_kit.add(job.name)
-        return _both(self._here, max(kinds, key=kinds.count))
+        there = max(kinds, key=kinds.count)
+        releases = (there.versions.get(name) for name in distributions("tensorrt"))
+        self._by_kit[job.name] = next(filter(None, releases), "") if job.build.target == "tensorrt" else ""
+        return _both(self._here, there)
 
     @cached_property
     def _here(self) -> Machine:
@@ -219,7 +221,16 @@ class Fleet:
 
         with tempfile.TemporaryDirectory(prefix="trtpipe-kits-") as scratch:
             making = [
-                KitTask(t.name, t.file, t.key, scratch, t.cache, job=t.job, diagnose_seconds=t.diagnose_seconds)
+                KitTask(
+                    t.name,
+                    t.file,
+                    t.key,
+                    scratch,
+                    t.cache,
+                    job=t.job,
+                    diagnose_seconds=t.diagnose_seconds,
+                    release=self._by_kit[t.name],
+                )
                 for t in tasks
             ]
             logs = Path(tasks[0].out) / LOGS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.errors import first_line
 from trtpipe.evaluation.limits import worst
+from trtpipe.nightly.outcome import TROUBLES
 from trtpipe.report.metric_rows import HEADLINES
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
     return {"seconds" if n == "build_s" else n: [night.get(n) for night in nights] for n in names}
 
 
+def _in_trouble(past: Past) -> bool:
+    """Whether the night that it is of was no success because of the job; `--repeat` alone, which compares nothing with
+    other nights, is no trouble."""
+    return past.outcome.standing in TROUBLES
+
+
 def rows(past: Sequence[Past]) -> Iterator[str]:
     """A line a night: when, how it ended, the figures, and why it was built."""
     shown = [(n, t, f) for n, t, f in _FIGURES if any(n in figures(p) for p in past)]
@@ -50,14 +57,14 @@ def rows(past: Sequence[Past]) -> Iterator[str]:
         if p.outcome.outcome == "error":
             why = first_line(p.outcome.error)
         why = "; ".join(text for text in (*p.outcome.regressions, why) if text)
-        word = p.outcome.outcome if p.outcome.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
+        word = f"{p.outcome.outcome} !" if _in_trouble(p) and p.outcome.outcome != "error" else p.outcome.outcome
         yield f"{p.run:>5}  {p.recorded:<20}  {word:<9}  {'  '.join(values)}  {why}".rstrip()
-    if any(not p.outcome.green and p.outcome.outcome != "error" for p in past):
-        yield "! not green: a failed check or a regression"
+    if any(_in_trouble(p) and p.outcome.outcome != "error" for p in past):
+        yield "! not green: a failed check, a regression, or outputs that drifted"
 
 
 def svg(name: str, past: Sequence[Past]) -> bytes:
-    """Each figure over the nights, green nights filled, others crossed. The same past gives the same bytes."""
+    """Each figure over the nights, those of a trouble crossed. The same past gives the same bytes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,10 +76,10 @@ def svg(name: str, past: Sequence[Past]) -> bytes:
         drawing = Figure(figsize=(8, 1.6 * max(1, len(shown)) + 0.6), layout="constrained")
         axes = drawing.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
         for axis, (figure, title, factor) in zip(axes, shown, strict=False):
-            points = [(p.run, figures(p)[figure] * factor, p.outcome.green) for p in past if figure in figures(p)]
+            points = [(p.run, figures(p)[figure] * factor, _in_trouble(p)) for p in past if figure in figures(p)]
             axis.plot([x for x, _, _ in points], [y for _, y, _ in points], color="#4477aa", linewidth=1)
-            for green, marker, color in ((True, "o", "#228833"), (False, "X", "#cc3311")):
-                chosen = [(x, y) for x, y, g in points if g == green]
+            for trouble, marker, color in ((False, "o", "#228833"), (True, "X", "#cc3311")):
+                chosen = [(x, y) for x, y, t in points if t == trouble]
                 axis.plot([x for x, _ in chosen], [y for _, y in chosen], marker, color=color, markersize=5)
             axis.set_ylabel(title)
             axis.grid(True, color="#dddddd", linewidth=0.5)

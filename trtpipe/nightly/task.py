@@ -83,7 +83,9 @@ class RepeatTask(JobTask):
 
 @dataclass(frozen=True)
 class KitTask(JobTask):
-    """Write the job's kit."""
+    """Write the job's kit for a device whose TensorRT has this `release`, like "8.6.1"; empty for any from 10 on."""
+
+    release: str = ""
 
 
 @dataclass(frozen=True)
