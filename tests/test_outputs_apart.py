@@ -23,7 +23,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle, images, a key, a job and a history, all of which must stay as they are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "manifest.json").touch()
+    for name in ("manifest.json", "golden.safetensors"):
+        (tmp_path / "bundle" / name).touch()
     (tmp_path / "images").mkdir()
     for name in ("images/a.png", "key.pub", "job.yaml", "bench.json", "history.sqlite", "bundle/model.onnx"):
         (tmp_path / name).write_bytes(b"kept")
@@ -59,7 +60,9 @@ def test_what_is_read_and_what_is_not(tmp_path: Path) -> None:
     data.mkdir()
     bundle.mkdir()
     (data / "a.png").touch()
-    (bundle / "manifest.json").touch()
+    for name in ("manifest.json", "golden.safetensors"):
+        (bundle / name).touch()
+    (data / "manifest.json").touch()  # of a web page, say: no bundle
     for good in (data / "new.csv", tmp_path / "x.csv", tmp_path / "data.csv", Path("/dev/null"), Path("/dev/stdout")):
         require_apart(good, data, bundle, None)
     with pytest.raises(InputError) as error:

@@ -68,11 +68,11 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
         ("precision: {int8_mode: true}\n", machine(torch="2.15"), ALL, "torch 2.14.1 -> 2.15"),
         ("precision: {int8_mode: true}\n", machine(onnxruntime="1.32"), set(), "onnxruntime 1.31 -> 1.32"),
         ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"graph", "engine"},
-         'precision.keep.fp32 added (["6"])'),
+         'precision.keep.fp32 added, or no longer its default (["6"])'),
         ("precision: {}\n", MACHINE, {"calibration", "graph", "engine"},
          "precision.int8_mode removed, or set to its default (true)"),
         ("precision: {int8_mode: true}\nbuild: {optimization_level: 5}\n", MACHINE, {"engine"},
-         "build.optimization_level added (5)"),
+         "build.optimization_level added, or no longer its default (5)"),
         ("precision: {int8_mode: true}\nbuild: {log_level: info}\nworker: [orin]\n", MACHINE, set(), None),
     ],
 )  # fmt: skip

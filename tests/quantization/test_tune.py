@@ -179,7 +179,7 @@ def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
     assert tuned.best.candidate == Candidate("entropy_2", fp32=("m0", "m1", "m2"))
     assert "m3" not in tuned.best.candidate.kept  # something is left to quantize
     assert verdict(tuned) == (
-        "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25.0% of the MACs quantized, "
+        "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25 % of the MACs quantized, "
         "with sqnr_db 24.5 (limit 30) (3 evaluations)"
     )
 
@@ -368,9 +368,7 @@ def test_the_page_holds_verdict_trials_and_ranking():
     network = Network([1e-6] * 3 + [1e-1])
     tuned = network.search()
     text = page("net", tuned, LIMITS)
-    assert (
-        "# net: tuning\n\nbudget met: `m3` in half, entropy_2; 75.0% of the MACs quantized (2 evaluations).\n" in text
-    )
+    assert "# net: tuning\n\nbudget met: `m3` in half, entropy_2; 75 % of the MACs quantized (2 evaluations).\n" in text
     assert "Budget: sqnr_db_min 30." in text
     assert "| * | entropy_2 | `m3` in half | 75.0% | 0.001 | 55.23 | met |" in text
     assert "| * | entropy_2 | nothing kept | 100.0% |" in text

@@ -161,7 +161,7 @@ class Manifest(ManifestPart):
     check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
     limits: Limits = Limits()
     require: Executed = Field(default="graph", description="engine: the check fails where only the graph was executed")
-    job: str = Field(default="", description="the job file's text")
+    job: str = Field(default="", description="the job as JSON, without what has no effect")
     environment: dict[str, str] = Field(default_factory=dict, description="versions of what built it")
     fingerprint: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="of all that decides the engine")
     notes: tuple[str, ...] = Field(default=(), description="fallbacks, skipped samples, layers kept: nothing silent")

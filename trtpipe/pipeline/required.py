@@ -11,8 +11,9 @@ def required(job: Job) -> dict[str, str]:
     """The key of the job that asks for each module, by the module's name: what its target and route compile with is
     not among them."""
     needed = dict.fromkeys(building_modules(version("torch")), "model")
-    if job.calibration is None or not (job.precision.calibrated and job.calibration.has_samples):
-        del needed["numba"]  # it counts values
+    counting = job.calibration is not None and job.precision.calibrated and job.calibration.has_samples
+    if not counting or job.build.quantization == "implicit":  # TensorRT counts
+        del needed["numba"]
     if "torchao" in needed:
         needed["torchao"] = folding(job)
     if job.check.images is not None:

@@ -8,6 +8,7 @@ from trtpipe.figures import beside, exact, markdown_table
 from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
+from trtpipe.report.figures import percent
 from trtpipe.report.metric_rows import HEADLINES, meaning
 from trtpipe.values import shortcomings
 
@@ -20,7 +21,7 @@ RANKED = 20
 def verdict(tuned: Tuned) -> str:
     """One line: what to keep, or what came closest and how far off it is."""
     best = tuned.best
-    what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {best.int8_share:.1%} of the MACs quantized"
+    what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {percent(best.int8_share, 1)} of the MACs quantized"
     count = f"{len(tuned.trials)} evaluation{'s' if len(tuned.trials) != 1 else ''}"
     if tuned.met:
         return f"budget met: {what} ({count})"
@@ -56,7 +57,7 @@ def table(trials: Sequence[Trial]) -> str:
     titles = ["", "calibration", "kept out", "quantized MACs", "size MB", *figures.values()]
     rows = []
     for t in trials:
-        row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), f"{t.int8_share:.1%}"]
+        row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), percent(t.int8_share, 1)]
         row += ["" if t.size_bytes is None else f"{t.size_bytes / 1e6:.3f}", *(_of_trial(t, n) for n in figures)]
         row += [_figure(t.latency_ms)] if timed else []
         rows.append([*row, "met" if t.passed else "refused" if t.size_bytes is None else "not met"])
@@ -90,7 +91,7 @@ def ranking(sensitivity: Sensitivity) -> str:
             *([_figure(m.int8_sqnr_db)] if in_int8 else []),
             _figure(m.agreement),
             _figure(m.loss_rise),
-            f"{m.macs / sensitivity.macs:.1%}" if sensitivity.macs else "",
+            percent(m.macs / sensitivity.macs, 1) if sensitivity.macs else "",
         ]
         for m in sensitivity.modules[:RANKED]
     ]

@@ -58,7 +58,8 @@ def change(name: str, before: str | None, now: str | None) -> str:
         before, now = (text and shown_setting(text) for text in (before, now))
     if before is None or now is None:
         gone = "removed, or set to its default" if name.startswith("job ") else "removed"
-        what = "added" if before is None else gone
+        new = "added, or no longer its default" if name.startswith("job ") else "added"
+        what = new if before is None else gone
         return f"{short} {what}" + (f" ({before or now})" if shown else "")
     return f"{short} {_cut(before)} -> {_cut(now)}" if shown else f"{short} changed"
 
