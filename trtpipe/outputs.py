@@ -157,8 +157,8 @@ def require_apart(output: Path, *read: Path | None) -> None:
 
     Args:
         output: the file that is to be written; what is no regular file (a pipe, /dev/null) is never destroyed.
-        read: files and folders. In a folder of data a new file may be written, but none be replaced; in a bundle
-            none, as a bundle holds nothing but what its manifest lists.
+        read: files and folders. In a folder a new file may be written, but none be replaced; that none is written into
+            a bundle is seen when the output is probed.
 
     Raises:
         InputError: it is one of them, or stands in one of them.
@@ -170,7 +170,7 @@ def require_apart(output: Path, *read: Path | None) -> None:
         if one is None:
             continue
         inside = one.resolve() in place.parents
-        if place == one.resolve() or (inside and (output.exists() or _is_bundle(one))):
+        if place == one.resolve() or (inside and output.exists()):
             raise InputError(
                 f"{output}: must not be {'in ' if inside else ''}what is read ({one}), which would be destroyed. "
                 "Choose another place."
@@ -206,17 +206,13 @@ def _require_writable(path: Path, folder: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _is_bundle(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() and (folder / GOLDEN).is_file()
-
-
 def _probe(path: Path, folder: Path) -> None:
     absent: list[str] = [] if folder == path else [path.name]
     place = folder.absolute()
     while not os.path.lexists(place):
         absent.append(place.name)
         place = place.parent
-    if _is_bundle(place):  # a file more makes it invalid
+    if (place / MANIFEST).is_file() and (place / GOLDEN).is_file():  # a file more makes it invalid
         raise InputError(f"{path}: must not be in the bundle {place}. Choose another place.")
     if not place.is_dir():
         os.listdir(place)  # says what stands in the way: a file, a link to nothing, a circle of links

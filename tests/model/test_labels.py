@@ -145,6 +145,33 @@ def test_what_a_model_sorts_does_not_number_classes(tmp_path: Path) -> None:
         with_labels(made, replace(loaded, outputs=(replace(best, classes=True),)), source)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["box first", "logits first"])
+@pytest.mark.parametrize("said", ["arrays", "check.labels", "the model", "calibration", "check", "numbers", "csv"])
+def test_labels_are_about_the_output_that_has_a_column_for_each(tmp_path: Path, first: bool, said: str) -> None:
+    """In whatever order the network returns a box and its scores."""
+    box, logits = TensorSpec("box", "float32", (1, 4)), TensorSpec("logits", "float32", (1, 6))
+    names = ("ant", "bee", "cat", "dog", "eel", "fox")
+    loaded = LoadedModel(
+        None,  # type: ignore[arg-type]
+        (), (box, logits) if first else (logits, box), "", "", classes=names if said == "the model" else None,
+    )  # fmt: skip
+    folders = {"check": names, "numbers": ("0", "5"), "csv": ("all",)}.get(said, ("bee", "fox"))
+    listed = "\n".join(names) if said == "check.labels" else None
+    made = job(tmp_path, folders, calib=names if said == "calibration" else (), labels=listed)
+    if said == "arrays":
+        np.savez(tmp_path / "check.npz", x=np.zeros((2, 3, 4, 4), np.float32), labels=np.array([1, 5]))
+        of: dict[str, Any] = {"images": None, "transform": None, "arrays": str(tmp_path / "check.npz")}
+        made = made.model_copy(update={"check": made.check.model_copy(update=of)})
+    if said == "csv":
+        (tmp_path / "of.csv").write_text("all/all.png,5\n")
+        made = made.model_copy(update={"check": made.check.model_copy(update={"labels": str(tmp_path / "of.csv")})})
+    source, notes = with_labels(made, loaded, open_check(made))
+    assert notes == ()
+    assert source.labels is not None
+    wanted = {"check": [0, 1, 2, 3, 4, 5], "numbers": [0, 5], "csv": [5]}.get(said, [1, 5])
+    assert sorted(map(int, source.labels)) == wanted
+
+
 def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:
     """Label by folder."""
     source, _ = with_labels(made, loaded, open_check(made))

@@ -73,6 +73,16 @@ def test_what_a_model_sorts_is_no_classes() -> None:
     assert confusion(ComparedOutputs(values, found, [""] * 8, unranked=("v", "y")), None) is None
 
 
+def test_the_classes_shown_are_those_that_the_labels_number() -> None:
+    """A coordinate that comes first has no column for each label."""
+    box = np.zeros((8, 2), np.float32)
+    values, found = {"box": box, "y": samples.REFERENCE}, {"box": box, "y": samples.FOUND}
+    last = samples.REFERENCE.shape[1] - 1
+    labels = np.array([last, *[0] * 7])
+    assert class_output(ComparedOutputs(values, found, [""] * 8, labels)) == "y"
+    assert class_output(ComparedOutputs(values, found, [""] * 8)) == "box"
+
+
 def test_numbers_have_no_least_similar_sample() -> None:
     """One number has no direction but its sign, so that their similarity is one figure of all samples."""
     reference, executed = np.arange(1.0, 9.0), np.arange(1.0, 9.0)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import report_sample as samples
 
+from trtpipe.evaluation.limits import judged
+from trtpipe.job.limits import Limits, MetricLimits
 from trtpipe.job.sections import Build
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report.content import ReportContent
@@ -104,6 +106,20 @@ def test_a_metric_has_its_interval_and_the_bar_ends_at_one_and_a_half_limits() -
     assert metric_row(Metric("top1_agreement", "y", 0.985, 0.98, True, (0.97, 0.99))).undecided
     assert not metric_row(Metric("top1_agreement", "y", 0.995, 0.98, True, (0.985, 0.999))).undecided
     assert metric_row(Metric("max_abs", "y", 0.5, 2.0, True)).limit == "≤ 2"
+
+
+@pytest.mark.parametrize("confident", [True, False])
+@pytest.mark.parametrize("value", [0.0, 0.4, 0.5, 0.6, math.nan])
+@pytest.mark.parametrize(("limit", "name", "sign"), [
+    ("min", "m_engine", "≥"), ("max", "m_engine", "≤"), ("drop_max", "m_drop", "≤"),
+])  # fmt: skip
+def test_a_limit_of_a_jobs_own_metric_is_shown_as_it_is_meant(
+    confident: bool, value: float, limit: str, name: str, sign: str
+) -> None:
+    """Whatever came of it: at the limit, beyond it, unsure, or no number."""
+    limits = Limits(cosine_min=0.9, confident=confident, metrics={"m": MetricLimits(**{limit: 0.5})})
+    figure = judged(Metric(name, "y", value, interval=(value - 0.2, value + 0.2)), limits)
+    assert metric_row(figure).limit == f"{sign} 0.5"
     assert metric_row(Metric("new_metric", "y", 0.5)).title == "new metric"
 
 
