@@ -133,6 +133,16 @@ class Held(nn.Module):
             x = x - self.beside
         if self.how == "of weights":
             x = x + self.conv.weight.mean() * self.number
+        if self.how == "whole":
+            x = x + self.conv.weight.mean() * int(self.number * 4)
+        if self.how == "full":
+            x = x + torch.full((x.shape[0], 1, 1), self.number)
+        if self.how == "for each":  # as queries of a decoder
+            x = x + self.norm.weight.view(1, 4, 1).expand(x.shape[0], -1, 1) * self.number
+        if self.how == "ramp":
+            x = x + torch.arange(8) * self.number
+        if self.how == "normalized":
+            x = x + nn.functional.layer_norm(self.norm.weight.expand(x.shape[0], 4), (4,), eps=self.number)[..., None]
         x = self.norm(self.conv(x))
         heads = int(self.number * 4) if self.how == "heads" else 2
         q, k, v = self.qkv(x).view(x.shape[0], 4, 3, heads, 8 // heads).permute(2, 0, 3, 1, 4)
@@ -140,7 +150,9 @@ class Held(nn.Module):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize("how", ["made", "beside", "eps", "of weights", "heads"])
+@pytest.mark.parametrize("how", [
+    "made", "beside", "eps", "of weights", "whole", "full", "for each", "ramp", "normalized", "heads",
+])  # fmt: skip
 def test_numbers_that_are_no_weights_are_a_models_own(how: str) -> None:
     """A table is of the model with its own, whatever the batch size."""
 
@@ -151,3 +163,27 @@ def test_numbers_that_are_no_weights_are_a_models_own(how: str) -> None:
     one, other = digests(0.25), digests(0.5)
     assert (len(one), len(other)) == (1, 1)
     assert one != other
+
+
+class Mixing(nn.Module):
+    """What is computed of sizes of the batch, and over it, is no other model for another batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.a, self.head = nn.Parameter(torch.ones(3, 8)), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.shape[0]
+        flat = x.mean(1)
+        x = x + (flat.t() @ flat)[None] / 8
+        queries = nn.functional.layer_norm(self.queries[None].repeat(count, 1, 1) * 0.5, (8,), eps=1e-6)
+        first = torch.zeros(count, 3, 8) + 0.1
+        x = self.attention(queries + first, self.a(x), x)[0]
+        return self.head((x + torch.arange(count)[:, None, None] * 0.5).mean(1))
+
+
+def test_what_the_batch_decides_is_in_no_digest() -> None:
+    every = [captured(Mixing, batch, (8, 8)) for batch in BATCHES]
+    assert len({digests_of(c, "w")["graph"] for c in every}) == 1
+    assert every[0].literals

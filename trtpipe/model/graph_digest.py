@@ -19,6 +19,8 @@ MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 _NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
 #: Operations of two tensors whose sums run over the last axis of the first: in attention, the size of a head.
 _PRODUCTS = frozenset(("matmul", "bmm"))
+#: Operations whose whole numbers are none of a size.
+_ARITHMETIC = frozenset(("add", "sub", "rsub", "mul", "div", "pow"))
 #: The least variance of a batch norm, where nothing else is said.
 _EPS = 1e-5
 #: What a value made of constants alone is shown as, and a size.
@@ -47,15 +49,16 @@ def literals(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> st
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         values = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         lines.append(f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(values).hexdigest()}")
-    constants = {n for n in graph.graph.nodes if is_constant(n)}
+    given = {n for n in graph.graph.nodes if is_constant(n)}  # whatever the inputs hold
     for node in calls(graph.graph):
-        given = arguments_of(node, defaults=False)
+        arguments, kinds = arguments_of(node, defaults=False), (float, int) if op_name(node) in _ARITHMETIC else float
         if "batch_norm" in op_name(node):
-            lines += [f"batch_norm {eps}"] if (eps := given.get("eps", _EPS)) != _EPS else []
-        elif node.all_input_nodes and constants.issuperset(node.all_input_nodes):
-            constants.add(node)
-            numbers = [a for a in given.values() if isinstance(a, float)]
+            lines += [f"batch_norm {eps}"] if (eps := arguments.get("eps", _EPS)) != _EPS else []
+        elif _is_tensor(node) and given.issuperset(node.all_input_nodes):
+            numbers = [a for a in arguments.values() if isinstance(a, kinds)]
             lines += [f"{op_name(node)} {numbers}"] if numbers else []
+        if not _is_tensor(node) or given.issuperset(node.all_input_nodes):  # a size is, one of the batch too
+            given.add(node)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
 
 
@@ -109,9 +112,12 @@ def _rank(value: object) -> str:
 
 
 def _summed(node: torch.fx.Node) -> str:
-    """Of a product of two computed tensors, over how many numbers its sums run; nothing where a job may vary that."""
+    """Of a product of two computed stacks of matrices, over how many numbers its sums run; nothing where a job may vary
+    that. Of two matrices alone it may be the batch."""
     factors = node.all_input_nodes if op_name(node) in _PRODUCTS else []
-    size = None if not factors or any(map(is_constant, factors)) else factors[0].meta["val"].shape[-1]
+    if not factors or any(is_constant(f) or f.meta["val"].dim() < 3 for f in factors):
+        return ""
+    size = factors[0].meta["val"].shape[-1]
     return f" {size}" if isinstance(size, int) else ""
 
 
