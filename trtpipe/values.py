@@ -25,8 +25,7 @@ BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)
 #: Number formats below 16 bits, each with scales: see `quantization.formats`.
 NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
 PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
-#: From the narrowest to the widest.
-PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)
+PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)  # the narrowest first
 Executed = Literal["engine", "graph"]
 ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
@@ -191,12 +190,10 @@ class Skipped:
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
-    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
-    operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
-    quantized. `rounding` is the relative rounding error of a dtype narrower than FP32 that the model has, or 0.
-    `quantized`: the model came with Q/DQ, whether or not an operation reads them. `literals` is the digest of numbers
-    that folding took out of the graph (`graph_digest.literals`).
+    Every node keeps `nn_module_stack` and `stack_trace`. `sites` are the inputs that TensorRT would want quantized, in
+    execution order, whatever the job keeps out of INT8; `skipped` the operations without one. `int8` holds, by name,
+    the corrected weight and bias of an operation where quantized. `rounding`: the relative error of a dtype below FP32
+    that the model has, or 0. `quantized`: it came with Q/DQ, read or not. `literals`: of `graph_digest.literals`.
     """
 
     graph: torch.fx.GraphModule
@@ -312,8 +309,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of the check. `limit` is None when the job sets none; so are `passed` then, and `larger_is_better`,
-    which says that the limit is the least that passes."""
+    """One figure of the check. Without a `limit` in the job, that, `passed` and `larger_is_better` (of it) are None."""
 
     name: str
     output: str

@@ -26,10 +26,10 @@ check: {check}
         ("", "", "onnxruntime", "{arrays: x.npy}",
          ("calibration: not used, since precision.int8_mode and precision.fp16_mode are false",)),
         ("", "", "onnxruntime", "{images: photos}",
-         ("calibration: only its transform and its folders' names, as those of classes, are used, by the check, since "
+         ("calibration: only its transform and its class folders, where it has any, are used, by the check, since "
           "precision.int8_mode and precision.fp16_mode are false",)),
         ("", "", "onnxruntime", "{images: photos, transform: {resize: 8}}",
-         ("calibration: only its folders' names, as those of classes, are used, by the check, since "
+         ("calibration: only its class folders, where it has any, are used, by the check, since "
           "precision.int8_mode and precision.fp16_mode are false",)),
         ("", "", "onnxruntime", "{images: photos, labels: names.txt}",
          ("calibration: only its transform is used, by the check, since precision.int8_mode and precision.fp16_mode "

@@ -135,6 +135,8 @@ class Held(nn.Module):
             x = x + self.conv.weight.mean() * self.number
         if self.how == "whole":
             x = x + self.conv.weight.mean() * int(self.number * 4)
+        if self.how == "function":
+            x = x * (self.conv.weight.mean().exp() if self.number < 0.3 else self.conv.weight.mean().sigmoid())
         if self.how == "full":
             x = x + torch.full((x.shape[0], 1, 1), self.number)
         if self.how == "for each":  # as queries of a decoder
@@ -151,7 +153,7 @@ class Held(nn.Module):
 
 
 @pytest.mark.parametrize("how", [
-    "made", "beside", "eps", "of weights", "whole", "full", "for each", "ramp", "normalized", "heads",
+    "made", "beside", "eps", "of weights", "whole", "function", "full", "for each", "ramp", "normalized", "heads",
 ])  # fmt: skip
 def test_numbers_that_are_no_weights_are_a_models_own(how: str) -> None:
     """A table is of the model with its own, whatever the batch size."""

@@ -337,7 +337,7 @@ def test_what_a_build_refuses_is_no_result_and_its_reason_is_shown():
     assert pareto([refused, missed]) == (missed,)
     assert best_of([refused, missed]) is missed
     shown = table([refused, missed]).splitlines()
-    assert [cell.strip() for cell in shown[2].split("|")[4:8]] == ["0.0%", "", "", "refused"]
+    assert [cell.strip() for cell in shown[2].split("|")[4:8]] == ["0 %", "", "", "refused"]
     alone = verdict(Tuned(refused, (refused,), None, ()))
     assert alone.endswith("with keep: not for 7.5. (1 evaluation)")
 
@@ -370,8 +370,8 @@ def test_the_page_holds_verdict_trials_and_ranking():
     text = page("net", tuned, LIMITS)
     assert "# net: tuning\n\nbudget met: `m3` in half, entropy_2; 75 % of the MACs quantized (2 evaluations).\n" in text
     assert "Budget: sqnr_db_min 30." in text
-    assert "| * | entropy_2 | `m3` in half | 75.0% | 0.001 | 55.23 | met |" in text
-    assert "| * | entropy_2 | nothing kept | 100.0% |" in text
+    assert "| * | entropy_2 | `m3` in half | 75 % | 0.001 | 55.23 | met |" in text
+    assert "| * | entropy_2 | nothing kept | 100 % |" in text
     assert "| `m3` | net.py:1 | 10 | 10 | 60 |" in text
     assert (
         table(tuned.trials).splitlines()[0]

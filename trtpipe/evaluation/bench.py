@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from calib.types import Array, JsonObject
-from trtpipe.batching import Batching, joined
+from trtpipe.batching import Batching, joined, last_label, ranked_output
 from trtpipe.errors import Cancelled, InputError, TrtpipeError, first_line
 from trtpipe.evaluation import intervals, metrics
-from trtpipe.model.labels import last_label, ranked_output
 from trtpipe.progress import Progress
 
 #: Runs of each mode that are thrown away, and the fewest that a percentile is read off.

@@ -11,13 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from calib.types import Array
-from trtpipe.batching import KEPT_SAMPLES, Batching, joined
+from trtpipe.batching import KEPT_SAMPLES, Batching, joined, last_label
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import HOLDS_NAN, bounds, doubtful, judged, missed_by_both, misses
 from trtpipe.job.limits import SHARE_LIMITS, Limits
-from trtpipe.model.labels import last_label
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 

@@ -150,7 +150,7 @@ class Job(Section):
             of_images = self.check.images is not None
             shared = of_images and self.check.transform is None and data.transform is not None
             naming = of_images and self.check.labels is None and data.images is not None
-            used = ["its transform"] * shared + ["its folders' names, as those of classes,"] * naming
+            used = ["its transform"] * shared + ["its class folders, where it has any,"] * naming
             verb = "is" if used == ["its transform"] else "are"
             what = f"only {' and '.join(used)} {verb} used, by the check" if used else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)

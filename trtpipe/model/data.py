@@ -15,13 +15,12 @@ from calib.files import open_regular, text_at_most
 from calib.folders import class_folders
 from calib.images import UNREADABLE_IMAGE
 from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
+from trtpipe.batching import last_label, ranked_output
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.labels import (
     classes_of,
-    last_label,
     names_classes,
-    ranked_output,
     require_labels,
     require_rows,
     sample_labels,

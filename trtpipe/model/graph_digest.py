@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtpipe.model.nodes import COPIES, arguments_of, calls, is_constant, op_name
-from trtpipe.model.products import WEIGHTED
+from trtpipe.model.products import MATMULS, WEIGHTED
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,26 @@ if TYPE_CHECKING:
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 #: Operations that a table's corrections name, with their constants.
 _NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
-#: Operations of two tensors whose sums run over the last axis of the first: in attention, the size of a head.
-_PRODUCTS = frozenset(("matmul", "bmm"))
 #: Operations whose whole numbers are none of a size.
 _ARITHMETIC = frozenset(("add", "sub", "rsub", "mul", "div", "pow"))
+#: Functions of each number by itself, by which weights of one value are others.
+_FUNCTIONS = frozenset(
+    (
+        "exp",
+        "log",
+        "sigmoid",
+        "tanh",
+        "softplus",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "neg",
+        "abs",
+        "relu",
+        "square",
+        "softmax",
+    )
+)
 #: The least variance of a batch norm, where nothing else is said.
 _EPS = 1e-5
 #: What a value made of constants alone is shown as, and a size.
@@ -56,7 +72,7 @@ def literals(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> st
             lines += [f"batch_norm {eps}"] if (eps := arguments.get("eps", _EPS)) != _EPS else []
         elif _is_tensor(node) and given.issuperset(node.all_input_nodes):
             numbers = [a for a in arguments.values() if isinstance(a, kinds)]
-            lines += [f"{op_name(node)} {numbers}"] if numbers else []
+            lines += [f"{op_name(node)} {numbers}"] if numbers or op_name(node) in _FUNCTIONS else []
         if not _is_tensor(node) or given.issuperset(node.all_input_nodes):  # a size is, one of the batch too
             given.add(node)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
@@ -112,9 +128,9 @@ def _rank(value: object) -> str:
 
 
 def _summed(node: torch.fx.Node) -> str:
-    """Of a product of two computed stacks of matrices, over how many numbers its sums run; nothing where a job may vary
-    that. Of two matrices alone it may be the batch."""
-    factors = node.all_input_nodes if op_name(node) in _PRODUCTS else []
+    """Of a product of two computed stacks of matrices, over how many numbers its sums run (in attention, the size of a
+    head); nothing where a job may vary that. Of two matrices alone it may be the batch."""
+    factors = node.all_input_nodes if op_name(node) in MATMULS else []
     if not factors or any(is_constant(f) or f.meta["val"].dim() < 3 for f in factors):
         return ""
     size = factors[0].meta["val"].shape[-1]

@@ -43,17 +43,6 @@ class Boxes:
 Labels: TypeAlias = Array | tuple[Boxes, ...] | None
 
 
-def last_label(labels: Array | None) -> int:
-    """The largest of labels int64 [S]; -1 without any. They are about an output of more classes than that."""
-    return -1 if labels is None else int(labels.max(initial=-1))
-
-
-def ranked_output(columns: Mapping[str, int], last: int) -> str:
-    """Of outputs [S, C] with so many `columns` C, by name, the one whose classes count: the first that has one for each
-    label up to `last`, else the first; "" of none. The labels of the check are about it."""
-    return next((name for name, many in columns.items() if many > last >= 0), next(iter(columns), ""))
-
-
 _T = TypeVar("_T")
 
 #: Files that may have one class a sample.

@@ -7,10 +7,9 @@ import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trtpipe.batching import Batching
+from trtpipe.batching import Batching, last_label
 from trtpipe.errors import titled
 from trtpipe.evaluation.limits import is_of_nan, missed_by_both, misses
-from trtpipe.model.labels import last_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

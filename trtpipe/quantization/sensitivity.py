@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trtpipe.batching import unranked
+from trtpipe.batching import ranked_output, unranked
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.computing import CPU, apart, placed, sent
-from trtpipe.model.labels import ranked_output
 from trtpipe.model.sites import of_product
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import last_label, ranked_output
 from trtpipe.evaluation import metrics
-from trtpipe.model.labels import last_label, ranked_output
 from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import is_dense, pictures
