@@ -20,23 +20,9 @@ _NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
 #: Operations whose whole numbers are none of a size.
 _ARITHMETIC = frozenset(("add", "sub", "rsub", "mul", "div", "pow"))
 #: Functions of each number by itself, by which weights of one value are others.
-_FUNCTIONS = frozenset(
-    (
-        "exp",
-        "log",
-        "sigmoid",
-        "tanh",
-        "softplus",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "neg",
-        "abs",
-        "relu",
-        "square",
-        "softmax",
-    )
-)
+_FUNCTIONS = frozenset((
+    "exp", "log", "sigmoid", "tanh", "softplus", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "relu", "square",
+))  # fmt: skip
 #: The least variance of a batch norm, where nothing else is said.
 _EPS = 1e-5
 #: What a value made of constants alone is shown as, and a size.

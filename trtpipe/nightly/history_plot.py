@@ -41,8 +41,7 @@ def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
 
 
 def _in_trouble(past: Past) -> bool:
-    """Whether the night that it is of was no success because of the job; `--repeat` alone, which compares nothing with
-    other nights, is no trouble."""
+    """Whether its night's report had it among the troubles. `--repeat` alone, which compares nothing, is none."""
     return past.outcome.standing in TROUBLES
 
 
