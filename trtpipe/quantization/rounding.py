@@ -20,8 +20,8 @@ from trtpipe.values import Int8Weight
 DAMPING = 0.01
 #: The least that is divided by, or that a logarithm is taken of: below the magnitudes of any network, and not zero.
 LEAST_MAGNITUDE = 1e-30
-#: Columns whose errors are passed on together.
-BLOCK = 128
+#: Columns whose errors are passed on together: to all others, and to those of their own block.
+BLOCK, STRIP = 128, 16
 #: Bands of rows in which second moments are added up.
 BANDS = 8
 
@@ -105,20 +105,23 @@ def second_order(
     del lower
     feedback /= feedback.diagonal(dim1=1, dim2=2)[:, None, :].clone()
     columns = order[:, None, :].expand_as(targets[0])
-    wanted, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
+    # The targets' channels beside each other: each is rounded by itself, all by the same factor.
+    wanted, steps = torch.cat([t.gather(2, columns) for t in targets], 1), torch.cat(list(scales), 1)
     levels, w = torch.empty_like(wanted), wanted.clone()
     for start in range(0, w.shape[-1], BLOCK):
         stop = min(start + BLOCK, w.shape[-1])
         part, own = _columns_first(w[..., start:stop]), feedback[:, start:stop, start:stop]
         rounded, errors = torch.empty_like(part), _columns_first(wanted[..., start:stop])
-        for i, column in enumerate(part):
-            rounded[i] = levels_of(column / steps)
-            errors[i] -= rounded[i] * steps
-            part[i + 1 :] += errors[i] * own[:, i, i + 1 :].T[:, None, :, None]
+        for first in range(0, len(part), STRIP):
+            last = min(first + STRIP, len(part))
+            for i in range(first, last):
+                rounded[i] = levels_of(part[i] / steps)
+                errors[i] -= rounded[i] * steps
+                part[i + 1 : last] += errors[i] * own[:, i, i + 1 : last].T[:, :, None]
+            part[last:].movedim(1, 0).baddbmm_(own[:, first:last, last:].mT, errors[first:last].movedim(1, 0))
         levels[..., start:stop] = rounded.movedim(0, -1)
-        for one, error in zip(w, errors.movedim(0, -1).contiguous(), strict=True):
-            one[..., stop:] += error @ feedback[:, start:stop, stop:]
-    return [torch.empty_like(one).scatter(2, columns, one) for one in levels]
+        w[..., stop:].baddbmm_(errors.movedim(0, -1), feedback[:, start:stop, stop:])
+    return [torch.empty_like(one).scatter(2, columns, one) for one in levels.split(targets[0].shape[1], 1)]
 
 
 def _columns_first(x: torch.Tensor) -> torch.Tensor:

@@ -175,33 +175,31 @@ def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.
 
 @dataclass(frozen=True)
 class _Reader:
-    """A domain's reader: sums over its kernel of w^2 and maxima of |w|, float64 [C_out, C_in / groups]."""
+    """A domain's reader, float64: sums of w^2 over all that one input meets, [C_in]; maxima of |w| over its kernel,
+    [groups, C_out / groups, C_in / groups]; how many values a kernel has; what its input holds, [C_in] each."""
 
     squares: torch.Tensor
     most: torch.Tensor
     kernel: int
-    groups: int
     power: torch.Tensor
     amax: torch.Tensor
 
     @classmethod
     def of(cls, graph: GraphModule, node: Node, values: ChannelValues, amax: torch.Tensor) -> _Reader:
         w = constant_value(graph, node.args[1]).detach().double()  # type: ignore[arg-type]
-        w = w.reshape(*w.shape[:2], -1)
-        return cls((w * w).sum(2), w.abs().amax(2), w.shape[2], groups_of(node), values.power, amax)
+        groups = groups_of(node)
+        w = w.reshape(groups, len(w) // groups, w.shape[1], -1)
+        squares = (w * w).sum((1, 3)).flatten()
+        return cls(squares, w.abs().amax(3), w.shape[3], values.power, amax)
 
     def error(self, s: torch.Tensor) -> float:
         """Predicted noise over signal at its output when its input is scaled by `s` and its weight by 1 / s."""
-        per = len(self.squares) // self.groups
-
-        def rows(v: torch.Tensor) -> torch.Tensor:
-            return v.view(self.groups, -1).repeat_interleave(per, 0)
-
-        step = (self.amax * s).max() / INT8_MAX
-        weight_step = (self.most / rows(s)).amax(1, keepdim=True) / INT8_MAX
-        of_input = (self.squares / rows(s) ** 2).sum() * step**2 / 12
-        of_weight = (weight_step**2 / 12 * rows(self.power * s * s) * self.kernel).sum()
-        return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(LEAST_MAGNITUDE))
+        groups = len(self.most)
+        steps = (self.most / s.view(groups, 1, -1)).amax(2) / INT8_MAX
+        of_input = (self.squares / s**2).sum() * ((self.amax * s).max() / INT8_MAX) ** 2 / 12
+        read = (self.power * s * s).view(groups, -1).sum(1) * self.kernel
+        of_weight = ((steps**2).sum(1) / 12 * read).sum()
+        return float((of_input + of_weight) / (self.squares * self.power).sum().clamp_min(LEAST_MAGNITUDE))
 
 
 def merged(first: Arrays, second: Arrays) -> dict[str, Array]:
