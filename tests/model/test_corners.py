@@ -129,3 +129,54 @@ def test_a_graph_that_fails_at_a_corner_is_said() -> None:
         "capture: the graph of the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. "
         "Narrow the range in inputs, or make the model take it."
     )
+
+
+class Counting(nn.Module):
+    """A graph that notes the sizes that it is run at, and answers otherwise than `graph` at one of them."""
+
+    def __init__(self, graph: nn.Module, wrong: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.graph, self.wrong, self.sizes = graph, wrong, list[tuple[int, ...]]()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.sizes.append(tuple(x.shape))
+        outputs: tuple[torch.Tensor, ...] = self.graph(x)
+        return tuple(-o for o in outputs) if tuple(x.shape) == self.wrong else outputs
+
+
+def test_samples_that_a_larger_batch_has_are_not_run_once_more() -> None:
+    loaded = nets.residual()
+    samples = {"x": nets.images(4, 3, 8, 8).numpy()}
+    counting = Counting(nets.captured("residual").graph)
+    captured = replace(nets.captured("residual"), graph=counting)
+    require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+    assert counting.sizes == [(1, 3, 8, 8), (8, 3, 8, 8)]
+
+
+def test_samples_of_a_size_between_the_corners_are_run_as_they_are() -> None:
+    side = DimRange(6, 8, 10)
+    loaded = nets.loaded(nets.Residual().eval(), ("N", 3, "H", 8))
+    inputs = (TensorSpec("x", "float32", ("N", 3, "H", 8), {"N": DimRange(1, 4, 8), "H": side}),)
+    loaded = replace(loaded, inputs=inputs)
+    samples = {"x": nets.images(4, 3, 8, 8).numpy()}
+    graph = capture(loaded)
+    right = Counting(graph.graph)
+    require_corners(loaded, replace(graph, graph=right), samples, corner_outputs(loaded, samples))
+    assert right.sizes == [(1, 3, 6, 8), (8, 3, 10, 8), (4, 3, 8, 8)]
+    wrong = replace(graph, graph=Counting(graph.graph, (4, 3, 8, 8)))
+    with pytest.raises(
+        BuildError, match=r"^capture: the graph answers otherwise than the model for x \[4, 3, 8, 8\], samples"
+    ):
+        require_corners(loaded, wrong, samples, corner_outputs(loaded, samples))
+
+
+def test_a_model_that_is_another_where_it_is_exported_is_not_told_of_sizes() -> None:
+    class Exported(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.mean((2, 3))
+            return -y if torch.compiler.is_exporting() else y
+
+    loaded = nets.loaded(Exported(), out_shape=("N", 3))
+    samples = {"x": nets.images(4, 3, 8, 8).numpy()}
+    with pytest.raises(BuildError, match=r"is_exporting or its like"):
+        require_corners(loaded, capture(loaded), samples, corner_outputs(loaded, samples))

@@ -130,7 +130,10 @@ def require_corners(
     expected: Sequence[Mapping[str, Array]],
     profiles: Profiles = (),
 ) -> None:
-    """Hold the captured graph, in float32, against the model at the corners.
+    """Hold the captured graph, in float32, against the model at the corners, and on the samples as they are.
+
+    A corner that has the samples themselves, among copies of them, shows that too; where it differs, they say whether
+    its size is why.
 
     Args:
         loaded: the model behind its bindings.
@@ -140,17 +143,24 @@ def require_corners(
         profiles: of the engine, as for `corner_outputs`.
 
     Raises:
-        BuildError: at a corner the graph does not run, or differs from the model in shape or in its values.
+        BuildError: at a corner or on the samples the graph does not run, or differs from the model in shape or in its
+            values.
+        InputError: the model itself does not run on the samples.
     """
+    shown = False
     for arrays, wanted in zip(corners(loaded.inputs, samples, profiles), expected, strict=True):
         where = described(arrays)
         failing = f"the graph of the model fails on {where}, which the job declares"
+        shown |= all(len(arrays[n]) >= len(a) and arrays[n].shape[1:] == a.shape[1:] for n, a in samples.items())
         if found := _differing(loaded, captured, arrays, wanted, failing):
+            require_same(loaded, captured, samples)
             raise BuildError(
                 f"capture: the graph answers otherwise than the model for {where} ({found}). The model decides by a "
                 "shape (an if, squeeze(), a number taken from x.shape): make it compute the same for every size, or "
                 "declare in inputs only sizes that it treats alike."
             )
+    if not shown:
+        require_same(loaded, captured, samples)
 
 
 def _differing(

@@ -26,7 +26,7 @@ from trtpipe.machine import Heap
 from trtpipe.model.baseline import compiled, record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
-from trtpipe.model.corners import corner_outputs, require_corners, require_same
+from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, turned, with_labels
 from trtpipe.model.labels import labels_of, sample_labels
 from trtpipe.model.load import load_model
@@ -169,7 +169,6 @@ class PreparedJob:
             expected = self.corner_outputs
             with self._stages("capture"):
                 captured = capture(loaded)
-                require_same(loaded, captured, self.first_check_batch)
                 try:
                     require_corners(loaded, captured, self.first_check_batch, expected, self.job.build.profiles)
                 except (BuildError, InputError) as error:
