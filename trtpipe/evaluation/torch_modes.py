@@ -124,8 +124,10 @@ def not_in_half(setup: ModeSetup) -> str:
 
 
 def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> TensorTuple:
-    """The inputs in order, on the device, in the arrays' own dtypes and shapes [B, ...]."""
-    return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(setup.device) for s in setup.loaded.inputs)
+    """The inputs in order, on the device, in the arrays' own dtypes and shapes [B, ...]; copies, to which a model may
+    write."""
+    given = (np.array(arrays[s.name], order="C") for s in setup.loaded.inputs)
+    return tuple(torch.from_numpy(array).to(setup.device) for array in given)
 
 
 def ready(

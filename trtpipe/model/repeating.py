@@ -108,7 +108,7 @@ def changed_by_calls(module: torch.nn.Module, before: Mapping[str, object]) -> t
 
 
 def drop_writes(graph: torch.fx.GraphModule) -> None:
-    """Take out what writes into buffers, which no engine does.
+    """Take out what writes into buffers and inputs, which no engine does: whoever runs the graph keeps his samples.
 
     Raises:
         InputError: an output depends on a buffer that is written: it is another in the next call.
@@ -116,8 +116,9 @@ def drop_writes(graph: torch.fx.GraphModule) -> None:
     from trtpipe.model.bindings import INNER
     from trtpipe.model.nodes import calls, is_constant, op_name, source_line
 
-    writes = [n for n in calls(graph.graph) if op_name(n) == "copy_" and is_constant(n.args[0])]
-    written = {n.args[0].target: n.args[1] for n in writes}  # type: ignore[union-attr]
+    ends = set(graph.graph.find_nodes(op="placeholder"))
+    writes = [n for n in calls(graph.graph) if op_name(n) == "copy_" and (is_constant(n.args[0]) or n.args[0] in ends)]
+    written = {n.args[0].target: n.args[1] for n in writes if is_constant(n.args[0])}
     for node in _reached(graph) if written else ():
         if node.op == "get_attr" and node.target in written:
             at = source_line(written[node.target])  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from trtpipe.evaluation.speedup import HYBRID_UNTIMED
 from trtpipe.machine import usable_cores
 from trtpipe.model.baseline import HOLDING_BINDINGS
 from trtpipe.model.computing import CPU, wanted_device
+from trtpipe.model.repeating import fresh
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
 from trtpipe.pipeline.own_modules import with_own_modules
@@ -179,7 +180,7 @@ def _reference(loaded: LoadedModel, data: BenchData) -> dict[str, Array]:
 
     def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
-            outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
+            outputs = loaded.module(*fresh([torch.from_numpy(arrays[s.name]) for s in loaded.inputs]))
         return {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, outputs, strict=True)}
 
     return outputs_of(run, data)
