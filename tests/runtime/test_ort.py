@@ -13,7 +13,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import BuildError, MissingError
+from trtpipe.model.capture import capture
 from trtpipe.packages import broken
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.half_rounding import EXACT, Unrounded, rounded
 from trtpipe.runtime.onnxruntime import OrtRunner
 
@@ -164,6 +168,32 @@ def test_a_networks_fp16_graph_comes_closer_to_the_program(net: str, int8: bool)
         expected = program.program.module()(x)[0].numpy()
     found = OrtRunner(to_onnx(program).data, as_written=True).run({"x": x.numpy()})["logits"]
     assert np.abs(found - expected).max() <= (0.03 if int8 else 0.002) * np.abs(expected).max()
+
+
+class Named(torch.nn.Module):
+    """Its modules are called as values are by torch.export, after their operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv2d, self.relu = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.ReLU()
+        self.linear, self._to_copy = torch.nn.Linear(192, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._to_copy(self.linear(self.relu(self.conv2d(x)).flatten(1)))
+        return y
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_modules_may_be_called_as_the_values_are(half: torch.dtype, int8: bool) -> None:
+    """A node of module `conv2d` that casts, `conv2d/Cast`, met the one that rounds its value `conv2d`."""
+    captured = capture(nets.loaded(Named().eval(), out_shape=("N", 8)))
+    amax = {s.group: 4.0 for s in captured.sites if s.axis is None}
+    file = to_onnx(quantize(captured, int8=int8, half=half, keep=Keep(), amax=amax, ranges={}))
+    names = [name for n in onnx.load_from_string(file.data).graph.node for name in (n.name, n.output[0])]
+    assert {"conv2d/Cast", "linear/Cast", "relu/Cast", "conv2d", "linear"} & set(names)
+    with OrtRunner(file.data, as_written=True) as runner:
+        assert np.isfinite(runner.run({"x": nets.images(2, 3, 8, 8).numpy()})["logits"]).all()
 
 
 def test_a_graph_without_half_precision_stays_as_it_is() -> None:

@@ -101,4 +101,5 @@ def _widened(node: NodeProto, halves: Mapping[str, int], wide: Mapping[str, str]
 
 
 def _cast(source: str, target: str, to: int) -> NodeProto:
-    return onnx.helper.make_node("Cast", [source], [target], f"{target}/Cast", to=to)
+    """Without a name of its own, which a node of the file could have."""
+    return onnx.helper.make_node("Cast", [source], [target], to=to)
