@@ -67,9 +67,20 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         BuildError: it has no quantization scale, no weight and no other constant that is not zero.
     """
     import onnx
-    from onnx import numpy_helper
 
     proto = onnx.load_from_string(model.data)
+    _, tensor, how = damage(proto)
+    return replace(model, data=proto.SerializeToString()), tensor, how
+
+
+def damage(proto: ModelProto) -> tuple[set[str], str, str]:
+    """The constants that are changed in the file to damage one tensor, which node's that is, and how.
+
+    Raises:
+        BuildError: as `damaged_copy`.
+    """
+    from onnx import numpy_helper
+
     graph = proto.graph
     constants: dict[str, TensorProto] = {i.name: i for i in graph.initializer}
     quantizers = [
@@ -80,12 +91,14 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     if quantizers:
         damaged = _nearest_the_outputs(proto, quantizers)
         hows = []
+        changed = set[str]()
         scales: dict[str, list[NodeProto]] = {}
         factors: dict[str, float] = {}
         for node in damaged:
             if node.op_type == "DequantizeLinear":
                 hows.append(HOW_WEIGHT)
                 _changed(graph, node.input[0], [node], _zeros_like(constants[node.input[0]]))
+                changed.add(node.input[0])
                 continue
             readers, factor, how = _damage(proto, constants, node)
             hows.append(how)
@@ -97,7 +110,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
             new = (scale.astype(np.float32) * factor).astype(scale.dtype)
             _changed(graph, name, scales[name], numpy_helper.from_array(new, name))
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        return replace(model, data=proto.SerializeToString()), damaged[-1].name + more, hows[-1]
+        return changed | factors.keys(), damaged[-1].name + more, hows[-1]
     weights = [
         (n, i)
         for n in graph.node
@@ -113,7 +126,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     for name in dict.fromkeys(name for _, name in chosen):
         _changed(graph, name, [n for n, of in chosen if of == name], _zeros_like(constants[name]))
     last = chosen[-1][0].name + (f" and {len(chosen) - 1} more" if len(chosen) > 1 else "")
-    return replace(model, data=proto.SerializeToString()), last, HOW_WEIGHT
+    return {name for _, name in chosen}, last, HOW_WEIGHT
 
 
 def _changed(graph: GraphProto, name: str, readers: Sequence[NodeProto], new: TensorProto) -> None:

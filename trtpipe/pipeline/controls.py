@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from calib.types import Array
 from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
-from trtpipe.evaluation.check import CheckData, Damaged, Executor, run_all
+from trtpipe.evaluation.check import CONTROL_SAMPLES, CheckData, Damaged, Executor, Runner, run_all
 from trtpipe.evaluation.control import damaged_copy, damaged_program
+from trtpipe.evaluation.damaged_end import DamagedEnd, damaged_end
 from trtpipe.evaluation.metrics import relative_l2
+from trtpipe.machine import Heap
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.executor import graph_as_checked, open_engine
+from trtpipe.runtime.executor import graph_as_checked, is_exact, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
@@ -81,6 +87,79 @@ def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Da
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)
+
+
+@contextmanager
+def graph_and_control(graph: OnnxModel, target: Target) -> Iterator[tuple[Runner, Damaged]]:
+    """The graph of an engine of `target`, open as a check executes it, and its control.
+
+    Where each node is executed as it stands, only what the damage changes is executed once more.
+    """
+    heap = Heap()
+    end = damaged_end(graph) if is_exact(target) else None
+    with ExitStack() as opened:
+        opened.callback(heap.settle)  # once the sessions are closed
+        if end is None:
+            yield opened.enter_context(graph_as_checked(graph.data, target)), _whole(graph, target)
+            return
+        whole, part = (opened.enter_context(graph_as_checked(data, target)) for data in (end.graph, end.end))
+        heap.settle()
+        runner = _WithEnd(whole, part, end, [s.name for s in graph.outputs])
+        yield runner, Damaged(lambda: nullcontext(Executor(_EndOf(runner), "graph")), end.tensor, end.how)
+
+
+def _whole(graph: OnnxModel, target: Target) -> Damaged:
+    """The whole damaged graph, another session as large as the graph's own."""
+    copy, tensor, how = damaged_copy(graph)
+    return graph_control(copy, tensor, how, target)
+
+
+class _WithEnd:
+    """A graph whose runs give what its damaged end reads too.
+
+    That may be larger than all outputs. So the end follows at once, on as many samples as a control has, and what it
+    gives is kept by the digest of the inputs.
+    """
+
+    def __init__(self, graph: OrtRunner, end: OrtRunner, how: DamagedEnd, outputs: Sequence[str]) -> None:
+        self.name = graph.name
+        self._graph, self._end, self._how, self._outputs = graph, end, how, outputs
+        self._given, self._left = dict[str, Mapping[str, Array]](), CONTROL_SAMPLES
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        """The outputs of the graph."""
+        if self._left <= 0:
+            return self._graph.run(inputs, self._outputs)
+        outputs, damaged = self._both(inputs)
+        self._left -= len(next(iter(inputs.values())))
+        self._given[_digest(inputs)] = damaged
+        return outputs
+
+    def damaged(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs of the damaged copy."""
+        known = self._given.get(_digest(inputs))
+        return self._both(inputs)[1] if known is None else known
+
+    def _both(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        found = self._graph.run(inputs, (*self._outputs, *self._how.reads))
+        outputs = {name: found.pop(name) for name in self._outputs}
+        return outputs, outputs | self._end.run(found | {name: inputs[name] for name in self._how.given})
+
+
+class _EndOf:
+    """The damaged copy of a graph, as a runner."""
+
+    def __init__(self, graph: _WithEnd) -> None:
+        self.name, self.run = graph.name, graph.damaged
+
+
+def _digest(inputs: Mapping[str, Array]) -> str:
+    """Of the inputs of one batch, by name."""
+    digest = hashlib.sha256()
+    for name in sorted(inputs):
+        digest.update(f"{name} {inputs[name].shape} {inputs[name].dtype.str};".encode())
+        digest.update(np.ascontiguousarray(inputs[name]).data)
+    return digest.hexdigest()
 
 
 #: How many times the error of its graph a runtime's may be, and the relative L2 error below which it does not count.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,14 +13,12 @@ from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
-from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
-from trtpipe.machine import Heap
 from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
-from trtpipe.pipeline.controls import control, departures, graph_control
+from trtpipe.pipeline.controls import control, departures, graph_and_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
@@ -29,7 +26,7 @@ from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import activation_memory, graph_as_checked, graph_notes, open_engine
+from trtpipe.runtime.executor import activation_memory, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -269,14 +266,8 @@ def check_graph(
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None
-    with stages("check") as progress, ExitStack() as opened:
-        heap = Heap()
-        opened.callback(heap.settle)  # once the session is closed
-        runner = opened.enter_context(graph_as_checked(graph.data, target))
-        damaged, shown = graph_control(*damaged_copy(graph), target), watched(progress)
-        heap.settle()
-        # The control is another session as large as this one, which ends before it.
-        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, ended=opened.close)
+    with stages("check") as progress, graph_and_control(graph, target) as (runner, damaged):
+        return judged(job, prepared, lowered, runner, "graph", damaged, watched(progress), require=require)
 
 
 def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -> Judged:
@@ -319,7 +310,6 @@ def judged(
     progress: Progress,
     *,
     require: Executed = "graph",
-    ended: Callable[[], None] = lambda: None,
 ) -> Judged:
     """What `runner` computes, against the baseline on the check samples and at the sizes that the job declares.
 
@@ -332,7 +322,6 @@ def judged(
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        ended: is called when nothing more is asked of `runner`, before the control is opened.
     """
     how, samples = batching(job, prepared), prepared.first_check_batch
     ran: list[AtCorner] = []
@@ -341,7 +330,6 @@ def judged(
     def given(outputs: Mapping[str, Array]) -> None:
         kept.update(outputs)
         ran.extend(run_corners(runner, how, samples))
-        ended()
 
     report = check_engine(
         runner,

@@ -15,13 +15,12 @@ from trtpipe.batching import joined
 from trtpipe.bundle.manifest import UNRECORDED
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
-from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID_LATENCY
 from trtpipe.job.dump import job_text
 from trtpipe.packages import versions
 from trtpipe.pipeline.cache.environment import BUILDERS, ROUTE_PACKAGES
-from trtpipe.pipeline.controls import graph_control
+from trtpipe.pipeline.controls import graph_and_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.own_modules import sources, with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -39,7 +38,7 @@ from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
 from trtpipe.routes.onnx import lowered_for, onnx_of
-from trtpipe.runtime.executor import graph_as_checked, not_executed_here
+from trtpipe.runtime.executor import not_executed_here
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -261,13 +260,13 @@ class _Bench:
         prepared = self._plain.corrected(table)
         with self.stages(f"trial: {described(candidate)}") as progress:
             model = lowered_for(onnx_of(job, quantized), job.build.target)
-            with graph_as_checked(model.data, job.build.target) as runner:
+            with graph_and_control(model, job.build.target) as (runner, damaged):
                 report = check_engine(
                     runner,
                     "graph",
                     check_data(job, prepared),
                     job.check.limits,
-                    damaged=graph_control(*damaged_copy(model), job.build.target),
+                    damaged=damaged,
                     progress=progress,
                 )
         missed = shortfall(report.metrics, job.check.limits)

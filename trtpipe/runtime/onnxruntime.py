@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -154,8 +154,8 @@ class OrtRunner:
         """Give the session's memory back; the runner cannot run after it."""
         self._session = None
 
-    def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
-        """Outputs by name, in their binding dtypes.
+    def run(self, inputs: Mapping[str, Array], /, names: Sequence[str] = ()) -> dict[str, Array]:
+        """Outputs by name, in their binding dtypes: those of `names`, or all.
 
         Raises:
             InputError: the names are not the graph's, or ONNX Runtime refuses a shape, a dtype or an index.
@@ -165,10 +165,10 @@ class OrtRunner:
         if session is None:
             raise InputError("graph: must be open to be run (its session was closed). Open it again.")
         try:
-            outputs = session.run(list(self.outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+            outputs = session.run(names or list(self.outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes, dtypes and indices.") from error
-        return dict(zip(self.outputs, outputs, strict=True))
+        return dict(zip(names or self.outputs, outputs, strict=True))
 
 
 def _require_optimizable(model: bytes, optimization: Optimization) -> None:
