@@ -30,7 +30,7 @@ from trtpipe.job.sections import Build, Transform
 from trtpipe.runtime import session as runner_module
 from trtpipe.runtime.device import Device
 from trtpipe.runtime.inputs import open_feed
-from trtpipe.runtime.recheck import golden_limits, recheck
+from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import Model, open_model
 from trtpipe.values import DimRange, Engine, TensorSpec
 
@@ -419,22 +419,6 @@ def test_recheck_without_a_recorded_control_makes_its_own(tmp_path: Path) -> Non
         report = recheck(model)
     assert not report.passed
     assert "the check cannot fail" in report.problems[0]
-
-
-def test_golden_limits_where_the_job_has_only_shares() -> None:
-    from trtpipe.values import CheckReport, Control, Metric
-
-    check = CheckReport("graph", "r", 360, (Metric("cosine_worst", "logits", 0.97),), Control("a", "b", True, 64), True)
-    manifest = shipping.manifest(limits=Limits(accuracy_drop_max=0.01), check=check)
-    limits, notes = golden_limits(manifest, 8)
-    assert limits == Limits(cosine_worst_min=0.96)
-    assert notes == (
-        "accuracy_drop_max is a share of samples, and was not judged on 8",
-        "no limit of the job can be judged on 8: each held to a cosine of 0.96, that of the build's worst sample less "
-        "0.01",
-    )
-    assert golden_limits(manifest, 99)[0] == limits
-    assert golden_limits(manifest, 100) == (Limits(accuracy_drop_max=0.01), ())
 
 
 def test_loading_and_running_imports_no_torch(tmp_path: Path) -> None:
