@@ -51,7 +51,7 @@ def test_what_passed_its_check_passes_on_golden_samples_that_are_further_off(
     held, notes = golden_limits(shipping.manifest(limits=limits, check=check), 8)
     value = getattr(held, figure)
     allowed = value if figure == "relative_l2_max" else 10 ** (-value / 20)
-    assert allowed == pytest.approx(largest * max(1.0, more))  # as much is left as there was, and never less
+    assert allowed == pytest.approx(largest * max(1.0, more), rel=1e-4)  # as much is left as there was, and never less
     assert bool(notes) == (more > 1)
 
 

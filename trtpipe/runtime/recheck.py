@@ -64,7 +64,7 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
         changed = _of_these(limits, more)
         limits = limits.model_copy(update=changed)
         notes += [
-            f"{name} is {getattr(manifest.limits, name):g} of all samples and {value:.6g} of these {samples}, whose "
+            f"{name} is {getattr(manifest.limits, name):g} of all samples and {value:g} of these {samples}, whose "
             f"outputs were {more:.2f} times as far from the baseline in the build"
             for name, value in changed.items()
         ]
@@ -106,7 +106,7 @@ def _of_these(limits: Limits, more: float) -> dict[str, float]:
         "sqnr_db_min": lambda limit: limit - 20 * math.log10(more),
     }
     given = {name: getattr(limits, name) for name in held}
-    return {name: held[name](limit) for name, limit in given.items() if limit is not None}
+    return {name: float(f"{held[name](limit):.6g}") for name, limit in given.items() if limit is not None}
 
 
 class _Swapped:

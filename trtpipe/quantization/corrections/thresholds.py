@@ -52,6 +52,8 @@ class ThresholdSearch:
         self._machine = Partial(captured.graph)
         self._amax, self._most, self._rare, self._settled = amax, most, rare, settled
         tried = fit[: max(1, THRESHOLD_SAMPLES // max(1, len(fit[0][0])))]
+        #: The samples to fit that no threshold is tried on.
+        self.unseen = fit[len(tried) :]
         self._batches = [*tried, *guard]
         self._tried, self._guard = range(len(tried)), range(len(tried), len(tried) + len(guard))
         self._progress = progress
