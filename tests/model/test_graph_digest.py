@@ -189,3 +189,18 @@ def test_what_the_batch_decides_is_in_no_digest() -> None:
     every = [captured(Mixing, batch, (8, 8)) for batch in BATCHES]
     assert len({digests_of(c, "w")["graph"] for c in every}) == 1
     assert every[0].literals
+
+
+def test_what_bindings_normalize_by_is_of_the_model() -> None:
+    """Thresholds are of what comes behind it: a table of std 0.5 was taken where the job has 0.25 (84 % for 99.99)."""
+    found = {}
+    for mean in (0.0, 0.5):
+        for std in (0.5, 0.25):
+            normalize = {"x": ((mean,) * 3, (std,) * 3)}
+            loaded = nets.loaded(nets.Residual().eval(), dtype="uint8", normalize=normalize)
+            found[mean, std] = digests_of(capture(loaded), "w")["graph"]
+            again = nets.loaded(nets.Residual().eval(), (4, 3, 8, 8), dtype="uint8", normalize=normalize)
+            assert digests_of(capture(again), "w")["graph"] == found[mean, std]
+    assert len(set(found.values())) == 4
+    plain = nets.loaded(nets.Residual().eval())
+    assert not capture(plain).literals

@@ -59,8 +59,11 @@ def capture(loaded: LoadedModel) -> Captured:
     require_settled(graph)
     drop_writes(graph)
     held = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    normalized = [
+        b for _, b in loaded.module.named_buffers(recurse=False)
+    ]  # the bindings' own: no weights of the network
     literals = graph_digest.literals(
-        graph, [t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)]
+        graph, [*(t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)), *normalized]
     )
     widening, rounding = widened(graph)
     fold_constants(graph)

@@ -128,7 +128,9 @@ def retuned(
     if not (job.places_qdq and is_about_numbers(report, job.check.limits) and job.check.on_fail == "tune"):
         return None
     result = tune_from(job, prepared, table, out, stages)
-    table = None if table is None else recalibrated(result.job, prepared, table, stages)
+    if table is not None:  # trials that were taken up have made none
+        made = result.tables.get(result.tuned.best.candidate.algorithm)
+        table = made or recalibrated(result.job, prepared, table, stages)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}"
 
 

@@ -55,12 +55,14 @@ TUNED = "-tuned"
 
 @dataclass(frozen=True)
 class TunedJob:
-    """The best job found, how it was found, and where the trials are."""
+    """The best job found, how it was found, where the trials are, and the tables that were made for them, by
+    algorithm."""
 
     job: Job
     tuned: Tuned
     trials: Path
     seconds: Mapping[str, float]
+    tables: Mapping[str, CalibrationTable | None]
 
 
 @with_own_modules
@@ -125,7 +127,7 @@ def tune_from(
             ),
             evaluations,
         )
-    return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds)
+    return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds, bench.tables)
 
 
 def _own_metrics(job: Job) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ class _Bench:
         self._plain, self.prepared = prepared, prepared.corrected(table)
         self.first = _algorithm(job, table)
         self._recomputed: dict[str, Mapping[str, float]] = {}
-        self._tables = {self.first: table}
+        self.tables = {self.first: table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
         tried = {self.first, *([] if table is None else [table.algorithm])}
@@ -175,9 +177,9 @@ class _Bench:
 
     def calibrated(self, job: Job, algorithm: str) -> CalibrationTable | None:
         """The table that a build of the trial's job makes."""
-        if self.table is not None and algorithm not in self._tables:
-            self._tables[algorithm] = recalibrated(job, self._plain, self.table, self.stages)
-        return self._tables[algorithm]
+        if self.table is not None and algorithm not in self.tables:
+            self.tables[algorithm] = recalibrated(job, self._plain, self.table, self.stages)
+        return self.tables[algorithm]
 
     def amax(self, algorithm: str) -> Mapping[str, float]:
         """INT8's thresholds under one algorithm, for previews: from the first one's histograms and corrections."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.progress import Progress
-    from trtpipe.values import Captured, TensorSpec
+    from trtpipe.values import Captured
 
 
 def calibrate(
@@ -52,8 +52,13 @@ def calibrate(
         observer.histogram = HistogramObserver()
     histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
 
+    least = captured.inputs[0].at("min")[0]
+
     def run(inputs: tuple[torch.Tensor, ...]) -> object:
-        return prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True)))
+        count = len(inputs[0])
+        for observer in prepared.observers.values():
+            observer.filled = (count, least) if count < least else None
+        return prepared.graph(*(_filled_up(x, least) for x in inputs))
 
     with (
         placed(prepared.graph, device),
@@ -72,7 +77,6 @@ def calibrate(
         )
 
 
-def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`x` [B, ...] repeated up to the smallest batch that the binding takes: the last batch may be smaller."""
-    low = spec.at("min")[0]
-    return x if len(x) >= low else x[torch.arange(low) % len(x)]
+def _filled_up(x: torch.Tensor, least: int) -> torch.Tensor:
+    """`x` [B, ...] repeated up to the smallest batch that the bindings take: the last batch may be smaller."""
+    return x if len(x) >= least else x[torch.arange(least) % len(x)]
