@@ -102,3 +102,19 @@ def test_a_table_that_no_build_of_its_job_reads_is_said_to_be_so(job, capsys):
         "small: note: with build.quantization: implicit the engine gets the ranges that TensorRT's own calibrator "
         "finds, and no build reads this table"
     ]
+
+
+def test_pictures_that_are_no_samples_are_said_to_be_so(job, capsys):
+    """No report of a build does: half of the data could be missing from a table."""
+    from PIL import Image
+
+    for place in ("photos/a/1.png", "photos/a/2.png", "photos/3.png", "photos/a/.4.png"):
+        path = job.parent / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 3).save(path)
+    job.write_text(JOB.replace("arrays: x.npy, ", "images: photos, transform: {grayscale: true}, "))
+    assert main(["calibrate", str(job), "-o", str(job.parent)]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "2 samples in 1 batches of up to 4, minmax"
+    assert "calibration.images: pictures are beside the class folders and not read" in said.err
+    assert "hidden" in said.err

@@ -68,8 +68,8 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
     with pytest.raises(BuildError) as caught:
         require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
     assert str(caught.value) == (
-        "capture: the graph answers otherwise than the model for x [1, 3, 8, 8] (100% other values in output logits). "
-        "The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the same for "
+        "capture: the graph gives other outputs than the model for x [1, 3, 8, 8] (100% other values in output "
+        "logits). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the same for "
         "every size, or declare in inputs only sizes that it treats alike."
     )
 
@@ -132,7 +132,7 @@ def test_a_graph_that_fails_at_a_corner_is_said() -> None:
 
 
 class Counting(nn.Module):
-    """A graph that notes the sizes that it is run at, and answers otherwise than `graph` at one of them."""
+    """A graph that notes the sizes that it is run at, and gives other outputs than `graph` at one of them."""
 
     def __init__(self, graph: nn.Module, wrong: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_samples_of_a_size_between_the_corners_are_run_as_they_are() -> None:
     assert right.sizes == [(1, 3, 6, 8), (8, 3, 10, 8), (4, 3, 8, 8)]
     wrong = replace(graph, graph=Counting(graph.graph, (4, 3, 8, 8)))
     with pytest.raises(
-        BuildError, match=r"^capture: the graph answers otherwise than the model for x \[4, 3, 8, 8\], samples"
+        BuildError, match=r"^capture: the graph gives other outputs than the model for x \[4, 3, 8, 8\], samples"
     ):
         require_corners(loaded, wrong, samples, corner_outputs(loaded, samples))
 

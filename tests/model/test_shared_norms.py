@@ -97,7 +97,7 @@ def test_a_graph_that_is_not_the_model_ends_the_build_at_its_own_size() -> None:
     with pytest.raises(BuildError) as caught:
         require_same(fixed, captured, {"x": x})
     assert str(caught.value).startswith(
-        "capture: the graph answers otherwise than the model for x [4, 8, 8, 8], samples "
+        "capture: the graph gives other outputs than the model for x [4, 8, 8, 8], samples "
     )
     assert str(caught.value).endswith(
         "other values in output y). No job can mend that: either the model computes something else where it is "

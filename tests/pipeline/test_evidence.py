@@ -100,6 +100,16 @@ def test_a_kit_says_that_it_takes_no_timing_cache_along(world):
     assert note in kit.bundle.manifest.notes
 
 
+@pytest.mark.parametrize("release", [None, "10.3.0"])
+def test_a_kit_for_onnxruntime_says_that_it_is_for_no_release(world, release):
+    from trtpipe.pipeline import kit as kit_line
+
+    job = nights.write_job(world / "jobs", "m", "build: {target: onnxruntime}\n")
+    kit = kit_line.write_kit(trtpipe.load_job(job), world / "kits", Silent(), release=release)
+    note = "a kit for onnxruntime is for no TensorRT: its release 10.3.0 has no effect"
+    assert (note in kit.bundle.manifest.notes) is (release is not None)
+
+
 class Executing(EngineRunner):
     """An engine's runner that executes the graph, and knows what TensorRT says of its memory."""
 

@@ -377,7 +377,7 @@ def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     export(network("residual"), tmp_path / "file.onnx")
     wrong = dict(converted.OPERATORS) | {"Relu": lambda node, x: x}
     monkeypatch.setattr(converted, "OPERATORS", wrong)
-    with pytest.raises(InputError, match="baseline: the converted network answers otherwise than ONNX Runtime"):
+    with pytest.raises(InputError, match="baseline: the converted network gives other outputs than ONNX Runtime"):
         build(read_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())
 
 

@@ -177,7 +177,7 @@ def _require_agreement(
     """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`."""
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
-            "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
+            "baseline: the converted network gives other outputs than ONNX Runtime on the check data (a largest "
             f"difference of {worst:.3g}, outputs up to {largest:.3g}). {_why_converted_differs(outputs)}"
         )
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):

@@ -116,8 +116,8 @@ def require_same(loaded: LoadedModel, captured: Captured, samples: Mapping[str, 
     outputs = {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, given, strict=True)}
     if found := _differing(loaded, captured, samples, outputs, f"the graph of the model fails on {where}"):
         raise BuildError(
-            f"capture: the graph answers otherwise than the model for {where}, samples of the check ({found}). No job "
-            "can mend that: either the model computes something else where it is exported (by "
+            f"capture: the graph gives other outputs than the model for {where}, samples of the check ({found}). No "
+            "job can mend that: either the model computes something else where it is exported (by "
             "torch.compiler.is_exporting or its like), or it is a fault of trtpipe or of torch.export. Report it with "
             "the model."
         )
@@ -155,7 +155,7 @@ def require_corners(
         if found := _differing(loaded, captured, arrays, wanted, failing):
             require_same(loaded, captured, samples)
             raise BuildError(
-                f"capture: the graph answers otherwise than the model for {where} ({found}). The model decides by a "
+                f"capture: the graph gives other outputs than the model for {where} ({found}). The model decides by a "
                 "shape (an if, squeeze(), a number taken from x.shape): make it compute the same for every size, or "
                 "declare in inputs only sizes that it treats alike."
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import calibration_table, own_table
+from trtpipe.pipeline.stages import calibration_table, own_table, unread_notes
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -27,4 +27,7 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
     prepared = PreparedJob(job, stages)
     if job.calibration is None and job.precision.calibrated:
         return own_table(prepared)
-    return calibration_table(job, job.require_calibration(), prepared, stages)
+    table = calibration_table(job, job.require_calibration(), prepared, stages)
+    for note in unread_notes(job, "calibration"):  # a build's are in its report
+        stages.note(note)
+    return table

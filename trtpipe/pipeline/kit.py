@@ -103,6 +103,9 @@ def write_kit(
         job, table, how = better
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
+    if release and job.build.target == "onnxruntime":
+        note = f"a kit for onnxruntime is for no TensorRT: its release {release} has no effect"
+        report = dataclasses.replace(report, notes=(*report.notes, note))
     requested = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
     if requested:  # both are for the report.html of a build, which a kit has not
         note = f"a kit has no report: {' and '.join(f'check.{key}' for key in requested)} measured nothing"

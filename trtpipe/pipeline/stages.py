@@ -346,7 +346,8 @@ def judged(
     )
     report = with_corners(report, ran, how, samples, prepared.corner_outputs)
     unmet = (*job.unused(), *lowered.model_notes, *lowered.unmet, *_unfitted(job, prepared))
-    report = replace(report, notes=(*unmet, *prepared.baseline.notes, *_unread(job), *report.notes))
+    beside = (*prepared.baseline.notes, *unread_notes(job, "calibration", "check"))
+    report = replace(report, notes=(*unmet, *beside, *report.notes))
     return Judged(report, kept)
 
 
@@ -360,9 +361,9 @@ def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:
     )
 
 
-def _unread(job: Job) -> tuple[str, ...]:
-    """Notes on pictures in the job's folders of images that are none of its samples."""
-    sections = {"calibration": job.calibration, "check": job.check}
+def unread_notes(job: Job, *names: str) -> tuple[str, ...]:
+    """Notes on pictures in the folders of images of the sections `names` that are none of their samples."""
+    sections = {name: getattr(job, name) for name in names}
     folders = {f"{name}.images": data.images for name, data in sections.items() if data is not None and data.images}
     return tuple(note for where, folder in folders.items() for note in unread(where, folder, classes=True))
 

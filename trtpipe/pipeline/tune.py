@@ -82,6 +82,7 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     Raises:
         InputError: the job quantizes nothing, or sets no limit.
     """
+    _require_tunable(job)
     stages = Stages(reporter)
     prepared = prepare(job, stages)
     table = calibrate(job, prepared, stages)
@@ -103,14 +104,7 @@ def tune_from(
     Raises:
         InputError: the job quantizes nothing, or not by Q/DQ, or sets no limit.
     """
-    if not job.precision.quantized:
-        raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
-    if not job.places_qdq:
-        raise InputError(
-            "tune: build.quantization must be explicit, where trtpipe places the Q/DQ (got implicit). Leave it out."
-        )
-    if not job.check.limits.given:
-        raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
+    _require_tunable(job)
     bench = _Bench(job, prepared, table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     if _own_metrics(job):  # their sources are in the key, and what they read is not
@@ -128,6 +122,18 @@ def tune_from(
             evaluations,
         )
     return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds, bench.tables)
+
+
+def _require_tunable(job: Job) -> None:
+    """Refuse, by an InputError, a job of which there is nothing to search."""
+    if not job.precision.quantized:
+        raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
+    if not job.places_qdq:
+        raise InputError(
+            "tune: build.quantization must be explicit, where trtpipe places the Q/DQ (got implicit). Leave it out."
+        )
+    if not job.check.limits.given:
+        raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
 
 
 def _own_metrics(job: Job) -> tuple[str, ...]:
