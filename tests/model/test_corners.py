@@ -69,8 +69,8 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
         require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
     assert str(caught.value) == (
         "capture: the graph gives other outputs than the model for x [1, 3, 8, 8] (100% other values in output "
-        "logits). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the same for "
-        "every size, or declare in inputs only sizes that it treats alike."
+        "logits). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the "
+        "same for every size, or declare in inputs only sizes that it treats alike."
     )
 
 

@@ -4,6 +4,7 @@ __all__ = [
     "bench",
     "check",
     "control",
+    "damaged_end",
     "corners",
     "gpu_modes",
     "judgement",

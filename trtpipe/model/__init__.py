@@ -20,6 +20,7 @@ __all__ = [
     "products",
     "pt2e",
     "recorded",
+    "repeating",
     "sites",
     "torch_versions",
 ]
