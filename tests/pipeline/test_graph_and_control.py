@@ -55,6 +55,19 @@ class Tied(nn.Module):
         return self.first(y), y.mean(1)
 
 
+class Through(nn.Module):
+    """Its first output, on the way to which there is no weight, is what its last operation reads; so is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.left = nn.Linear(48, 64), nn.Linear(192, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x[:, :, ::2, ::2].flatten(1) * 2
+        return y, self.first(y) + self.left(x.flatten(1))
+
+
 def file_of(network: nn.Module, half: torch.dtype | None = None, precision: Precision | None = None) -> OnnxModel:
     loaded = nets.loaded(network, outputs=("a", "b"), out_shape=("N", 64))
     captured, precision = capture(loaded), precision or Precision()
@@ -104,7 +117,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("half", [None, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("network", [Branches, Tied])
+@pytest.mark.parametrize("network", [Branches, Tied, Through])
 def test_the_end_of_a_damaged_copy_gives_what_the_copy_gives(
     network: type[nn.Module], half: torch.dtype | None, precision: Precision
 ) -> None:

@@ -64,19 +64,21 @@ def damaged_end(model: OnnxModel) -> DamagedEnd | None:
     held = {getattr(onnx.TensorProto, name) for name in _IN_NUMPY}
     if any(types.get(name) not in held for name in reads):
         return None
-    values = [onnx.helper.make_tensor_value_info(name, types[name], None) for name in reads]
+    values = {name: onnx.helper.make_tensor_value_info(name, types[name], None) for name in reads}
     given = [i for i in graph.input if i.name in needed]
     end = onnx.helper.make_graph(
         nodes[::-1],
         graph.name,
-        [*values, *given],
+        [*values.values(), *given],
         [o for o in graph.output if o.name in wrong],
         [i for i in graph.initializer if i.name in needed],
     )
     made = onnx.helper.make_model(
         end, opset_imports=proto.opset_import, functions=proto.functions, ir_version=proto.ir_version
     )
-    front = _with_outputs(model.data, values)
+    for output in graph.output:  # one that no damage reaches may be read on the way to another
+        values.pop(output.name, None)
+    front = _with_outputs(model.data, list(values.values()))
     return DamagedEnd(front, made.SerializeToString(), reads, tuple(i.name for i in given), tensor, how)
 
 

@@ -59,12 +59,9 @@ def capture(loaded: LoadedModel) -> Captured:
     require_settled(graph)
     drop_writes(graph)
     held = program.graph_signature.inputs_to_lifted_tensor_constants.values()
-    normalized = [
-        b for _, b in loaded.module.named_buffers(recurse=False)
-    ]  # the bindings' own: no weights of the network
-    literals = graph_digest.literals(
-        graph, [*(t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)), *normalized]
-    )
+    made = [t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)]
+    of_bindings = loaded.module.buffers(recurse=False)  # what these normalize by is no weight of the network
+    literals = graph_digest.literals(graph, [*made, *of_bindings])
     widening, rounding = widened(graph)
     fold_constants(graph)
     if holds_marks(graph):

@@ -141,9 +141,10 @@ class _WithEnd:
         return self._both(inputs)[1] if known is None else known
 
     def _both(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        found = self._graph.run(inputs, (*self._outputs, *self._how.reads))
-        outputs = {name: found.pop(name) for name in self._outputs}
-        return outputs, outputs | self._end.run(found | {name: inputs[name] for name in self._how.given})
+        found = self._graph.run(inputs, list(dict.fromkeys((*self._outputs, *self._how.reads))))
+        outputs = {name: found[name] for name in self._outputs}
+        read = {name: found[name] for name in self._how.reads} | {name: inputs[name] for name in self._how.given}
+        return outputs, outputs | self._end.run(read)
 
 
 class _EndOf:
