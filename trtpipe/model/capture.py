@@ -39,6 +39,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired
     from trtpipe.model.cells import spell_out_cells
     from trtpipe.model.factors import join_factors
+    from trtpipe.model.for_each import fold_for_each
     from trtpipe.model.marks import holds_marks, take_off
     from trtpipe.model.nodes import calls
     from trtpipe.model.pt2e import fold_constants, fuse_conv_bn
@@ -63,6 +64,7 @@ def capture(loaded: LoadedModel) -> Captured:
     of_bindings = loaded.module.buffers(recurse=False)  # what these normalize by is no weight of the network
     literals = graph_digest.literals(graph, [*made, *of_bindings])
     widening, rounding = widened(graph)
+    fold_for_each(graph)
     fold_constants(graph)
     if holds_marks(graph):
         spell_out_batch_norms(graph, calls(graph.graph))

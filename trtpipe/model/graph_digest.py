@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Operations that give a tensor another shape and no other values.
 MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
 #: Operations that a table's corrections name, with their constants.
-_NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
+NAMED = frozenset((*WEIGHTED, "layer_norm", "conv_transpose3d"))
 #: Operations whose whole numbers are none of a size.
 _ARITHMETIC = frozenset(("add", "sub", "rsub", "mul", "div", "pow"))
 #: Functions of each number by itself, by which weights of one value are others.
@@ -84,10 +84,10 @@ def operations(graph: torch.fx.GraphModule, weights: str) -> str:
         elif op_name(node) in MOVES or _passes_on(node):
             names[node] = names[node.all_input_nodes[0]]
         else:
-            names[node] = node.name if op_name(node) in _NAMED else f"%{len(lines)}"
+            names[node] = node.name if op_name(node) in NAMED else f"%{len(lines)}"
             given = arguments_of(node, defaults=False)
             read = _shown({name: given[name] for name in sorted(given) if not name.startswith("cudnn_")}, node, names)
-            lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}{_summed(node)}")
+            lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}{_summed(node, names)}")
     (end,) = (n for n in graph.graph.nodes if n.op == "output")
     return hashlib.sha256("\n".join([*lines, _shown(end.args, end, names)]).encode()).hexdigest()
 
@@ -113,11 +113,12 @@ def _rank(value: object) -> str:
     return str(value.dim()) if isinstance(value, torch.Tensor) else ""
 
 
-def _summed(node: torch.fx.Node) -> str:
+def _summed(node: torch.fx.Node, names: Mapping[torch.fx.Node, str]) -> str:
     """Of a product of two computed stacks of matrices, over how many numbers its sums run (in attention, the size of a
     head); nothing where a job may vary that. Of two matrices alone it may be the batch."""
     factors = node.all_input_nodes if op_name(node) in MATMULS else []
-    if not factors or any(is_constant(f) or f.meta["val"].dim() < 3 for f in factors):
+    made = any(is_constant(f) or names[f] == _CONSTANT for f in factors)
+    if not factors or made or any(f.meta["val"].dim() < 3 for f in factors):
         return ""
     size = factors[0].meta["val"].shape[-1]
     return f" {size}" if isinstance(size, int) else ""
@@ -134,5 +135,5 @@ def _shown(value: object, reader: torch.fx.Node, names: Mapping[torch.fx.Node, s
     if not isinstance(value, torch.fx.Node):
         return repr(value)
     if is_constant(value):
-        return str(value.target) if op_name(reader) in _NAMED else _CONSTANT
+        return str(value.target) if op_name(reader) in NAMED else _CONSTANT
     return names[value]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtpipe.errors import MissingError
+from trtpipe.model.graph_digest import NAMED
 from trtpipe.model.nodes import attribute, calls, free_name, is_constant, op_name
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.packages import version
@@ -67,6 +68,10 @@ __all__ = [
 ]
 
 
+#: What constants are called that are folded and no weights.
+MADE = "made"
+
+
 def prepare_pt2e(graph: torch.fx.GraphModule, quantizer: Quantizer) -> torch.fx.GraphModule:
     """The graph with the observers that the quantizer asks for; it is changed."""
     prepared: torch.fx.GraphModule = _forgotten(_pt2e.prepare_pt2e(graph, quantizer))
@@ -91,12 +96,14 @@ def _forgotten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def fold_constants(module: torch.fx.GraphModule) -> None:
     """What is computed from constants alone becomes one; the module is changed.
 
-    Each gets a name of its own: the library counts them anew in every graph, and converting folds again.
+    Each gets a name of its own: the library counts them anew in every graph, and converting folds again. Weights are
+    counted by themselves, since a table calls them by their names: what is folded beside them differs with the batch.
     """
     constant_fold(module)
     for node in module.graph.find_nodes(op="get_attr"):
         if (name := str(node.target)).startswith("_frozen_param"):
-            node.target = free_name(module, "folded")
+            read = {op_name(user) for user in node.users} & NAMED
+            node.target = free_name(module, "folded" if read else MADE)
             module.register_buffer(node.target, getattr(module, name))
             delattr(module, name)
     module.recompile()
