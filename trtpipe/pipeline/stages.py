@@ -15,6 +15,7 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
 from trtpipe.model.products import MATRIX_PRODUCTS
+from trtpipe.model.sites import of_product
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -190,13 +191,15 @@ def lowered_of(
         notes=quantized.notes,
         unmet=quantized.unmet,
         table=table,
-        shared_scales={} if table is None else _shared_scales(prepared),
+        shared_scales={} if table is None else _shared_scales(prepared, quantized),
         graph=graph,
     )
 
 
-def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
-    return {s.key: s.group for s in prepared.captured.sites if s.axis is None}
+def _shared_scales(prepared: PreparedJob, quantized: Quantized) -> dict[str, str]:
+    """A sum, a concat or a pool that does not read INT8 in this job shares no scale in it."""
+    sites = (s for s in prepared.captured.sites if s.axis is None)
+    return {s.key: s.group for s in sites if of_product(s) or s.group in quantized.scales}
 
 
 def build_engine(
