@@ -99,7 +99,9 @@ def _evaluated(
                 if not size.is_number:
                     return None
                 values[at] = int(size)
-            elif getattr(at.target, "namespace", "") == "trtpipe":  # a quantizer of the model's own, which is kept
+            elif (
+                getattr(at.target, "namespace", "aten") != "aten"
+            ):  # a quantizer of the model's own, say, which is kept
                 return None
             elif isinstance(given, torch.Tensor | tuple | list) and at.op == "call_function":
                 args, kwargs = (torch.fx.map_arg(a, values.__getitem__) for a in (at.args, at.kwargs))
