@@ -101,7 +101,7 @@ def _evaluated(
                 values[at] = int(size)
             elif (
                 getattr(at.target, "namespace", "aten") != "aten"
-            ):  # a quantizer of the model's own, say, which is kept
+            ):  # a quantizer, say, which is kept
                 return None
             elif isinstance(given, torch.Tensor | tuple | list) and at.op == "call_function":
                 args, kwargs = (torch.fx.map_arg(a, values.__getitem__) for a in (at.args, at.kwargs))
