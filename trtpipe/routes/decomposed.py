@@ -21,24 +21,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     own = copy.copy(program)
     own._graph_module = copy.deepcopy(program.graph_module)
     own.__class__ = _Decomposed
-    _means(own._graph_module)
     return own
-
-
-def _means(graph: torch.fx.GraphModule) -> None:
-    """Averages over all of the last axes as the means that they are taken apart into: most networks of convolutions end
-    in one, and would be traced again for it alone."""
-    aten = torch.ops.aten
-    for pool in (aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default):
-        for node in graph.graph.find_nodes(op="call_function", target=pool):
-            x, sizes = node.args
-            if any(size != 1 for size in sizes):
-                continue
-            with graph.graph.inserting_before(node):
-                mean = graph.graph.call_function(aten.mean.dim, (x, [-1 - k for k in range(len(sizes))], True))
-            mean.meta = node.meta
-            node.replace_all_uses_with(mean)
-            graph.graph.erase_node(node)
 
 
 class _Decomposed(torch.export.ExportedProgram):
