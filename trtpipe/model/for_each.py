@@ -36,7 +36,7 @@ def fold_for_each(graph: torch.fx.GraphModule) -> None:
         products.update({node} if not products.isdisjoint(node.all_input_nodes) else ())
     for node in [n for n in made if n in products and set(n.users) - set(made)]:
         fixed = isinstance(batch, int)
-        rows = _evaluated(graph, node) if fixed else _rows(graph, node, batch.node.expr)
+        rows = _evaluated(graph, node, {}) if fixed else _rows(graph, node, batch.node.expr)
         if rows is None:
             continue
         held = add_constant(graph, MADE, rows, node)
@@ -60,7 +60,7 @@ def _rows(graph: torch.fx.GraphModule, node: torch.fx.Node, batch: Any) -> torch
 
     found = []
     for count in _BATCHES:
-        value = _evaluated(graph, node, batch, count)
+        value = _evaluated(graph, node, {batch: count})
         if value is None or not value.dim() or len(value) % count:
             return None
         found.append(value)
@@ -75,10 +75,8 @@ def _rows(graph: torch.fx.GraphModule, node: torch.fx.Node, batch: Any) -> torch
     return rows
 
 
-def _evaluated(
-    graph: torch.fx.GraphModule, node: torch.fx.Node, batch: Any = None, count: int = 0
-) -> torch.Tensor | None:
-    """The node's value where the size `batch` is `count`; None where another size decides, or it is no number."""
+def _evaluated(graph: torch.fx.GraphModule, node: torch.fx.Node, sizes: dict[Any, int]) -> torch.Tensor | None:
+    """The node's value where symbols have these `sizes`; None where another size decides, or it is no number."""
     import torch
 
     needed, todo = set[torch.fx.Node](), [node]
@@ -95,13 +93,11 @@ def _evaluated(
             if is_constant(at):
                 values[at] = constant_value(graph, at).detach()
             elif isinstance(given, torch.SymInt):
-                size = given.node.expr.subs({} if batch is None else {batch: count})
+                size = given.node.expr.subs(sizes)
                 if not size.is_number:
                     return None
                 values[at] = int(size)
-            elif (
-                getattr(at.target, "namespace", "aten") != "aten"
-            ):  # a quantizer, say, which is kept
+            elif getattr(at.target, "namespace", "aten") != "aten":  # a quantizer, say, which is kept
                 return None
             elif isinstance(given, torch.Tensor | tuple | list) and at.op == "call_function":
                 args, kwargs = (torch.fx.map_arg(a, values.__getitem__) for a in (at.args, at.kwargs))
