@@ -34,8 +34,9 @@ def fold_for_each(graph: torch.fx.GraphModule) -> None:
     products = {n for n in made if op_name(n) in (*WEIGHTED, *MATRIX_PRODUCTS)}
     for node in made:  # what is made of a product
         products.update({node} if not products.isdisjoint(node.all_input_nodes) else ())
-    for node in [n for n in made if n in products and set(n.users) - set(made)]:
-        fixed = isinstance(batch, int)
+    others, fixed = given | set(graph.graph.find_nodes(op="output")), isinstance(batch, int)
+    ends = [n for n in made if n in products and not others.isdisjoint(n.users)]
+    for node in ends:
         rows = _evaluated(graph, node, {}) if fixed else _rows(graph, node, batch.node.expr)
         if rows is None:
             continue
@@ -49,8 +50,9 @@ def fold_for_each(graph: torch.fx.GraphModule) -> None:
             repeated = graph.graph.call_function(torch.ops.aten.repeat.default, (held, times))
         count.meta["val"], repeated.meta = batch, node.meta
         node.replace_all_uses_with(repeated)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    if ends:
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
 
 
 def _rows(graph: torch.fx.GraphModule, node: torch.fx.Node, batch: Any) -> torch.Tensor | None:

@@ -121,7 +121,7 @@ def second_order(
             part[last:].movedim(1, 0).baddbmm_(own[:, first:last, last:].mT, errors[first:last].movedim(1, 0))
         levels[..., start:stop] = rounded.movedim(0, -1)
         w[..., stop:].baddbmm_(errors.movedim(0, -1), feedback[:, start:stop, stop:])
-    return [torch.empty_like(one).scatter(2, columns, one) for one in levels.split(targets[0].shape[1], 1)]
+    return [torch.empty_like(one).scatter(2, columns, one) for one in torch.split(levels, targets[0].shape[1], 1)]
 
 
 def _columns_first(x: torch.Tensor) -> torch.Tensor:
