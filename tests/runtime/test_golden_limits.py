@@ -55,6 +55,14 @@ def test_what_passed_its_check_passes_on_golden_samples_that_are_further_off(
     assert bool(notes) == (more > 1)
 
 
+@pytest.mark.parametrize(("worst", "held"), [(0.5, 0.5), (0.97, 0.97), (0.995, 0.99), (-0.2, 0.0)])
+def test_no_cosine_is_let_below_that_of_the_builds_worst_sample(worst: float, held: float) -> None:
+    """However far the golden samples are from the baseline beside all."""
+    measured = (Metric("relative_l2", "logits", 0.01), Metric("cosine_worst", "logits", worst))
+    manifest = shipping.manifest(limits=Limits(cosine_min=0.99), check=checked(measured, {"logits": 0.1}))
+    assert golden_limits(manifest, 8)[0].cosine_min == pytest.approx(held, abs=2e-6)
+
+
 def test_limits_of_golden_samples_are_said() -> None:
     check = checked((Metric("relative_l2", "a", 0.01), Metric("relative_l2", "b", 0.0)), {"a": 0.02, "b": 0.0})
     own = Limits(cosine_min=0.99, sqnr_db_min=30, max_abs_max=0.5)

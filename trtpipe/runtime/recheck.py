@@ -59,9 +59,9 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
     The code and the labels of the job's own metrics are not in a bundle. `all_of_them`: the samples are all that the
     job has, as in a kit.
     """
-    limits, notes = manifest.limits, []
+    limits, notes, worst = manifest.limits, [], _worst(manifest)
     if not all_of_them and (more := _further(manifest)) > 1:
-        changed = _of_these(limits, more)
+        changed = _of_these(limits, more, worst)
         limits = limits.model_copy(update=changed)
         notes += [
             f"{name} is {getattr(manifest.limits, name):g} of all samples and {value:g} of these {samples}, whose "
@@ -76,15 +76,13 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
         f"{key} is of the job's own metric, and was not judged here" for key in limits.given if key.startswith(OWN)
     ]
     limits = limits.model_copy(update={"metrics": {}})
-    if not set(limits.given) - {"speedup_over_fp16_min"} and manifest.check is not None:
-        worst = [m.value for m in manifest.check.metrics if m.name == "cosine_worst"]
-        if worst:
-            floor = max(-1.0, min(worst) - _SLACK)
-            limits = limits.model_copy(update={"cosine_worst_min": floor})
-            notes.append(
-                f"no limit of the job can be judged on {samples}: each held to a cosine of {floor:.4g}, that of the "
-                f"build's worst sample less {_SLACK}"
-            )
+    if not set(limits.given) - {"speedup_over_fp16_min"} and worst is not None:
+        floor = max(-1.0, worst - _SLACK)
+        limits = limits.model_copy(update={"cosine_worst_min": floor})
+        notes.append(
+            f"no limit of the job can be judged on {samples}: each held to a cosine of {floor:.4g}, that of the "
+            f"build's worst sample less {_SLACK}"
+        )
     return limits, tuple(notes)
 
 
@@ -97,11 +95,19 @@ def _further(manifest: Manifest) -> float:
     return max((e / all_of_them[n] for n, e in manifest.check.golden.items() if all_of_them.get(n, 0) > 0), default=1.0)
 
 
-def _of_these(limits: Limits, more: float) -> dict[str, float]:
+def _worst(manifest: Manifest) -> float | None:
+    """The cosine of the build's worst sample, where it was measured; no golden one was further off."""
+    measured = () if manifest.check is None else manifest.check.metrics
+    return min((m.value for m in measured if m.name == "cosine_worst"), default=None)
+
+
+def _of_these(limits: Limits, more: float, worst: float | None) -> dict[str, float]:
     """The limits on what is a mean over the samples, by name, for some with `more` times the error of all: what an
-    unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of an error."""
+    unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of an error; no cosine
+    was below the `worst`."""
+    least = -1.0 if worst is None else worst - 1e-6
     held = {
-        "cosine_min": lambda limit: 1 - (1 - limit) * more**2,
+        "cosine_min": lambda limit: min(limit, max(1 - (1 - limit) * more**2, least)),
         "relative_l2_max": lambda limit: limit * more,
         "sqnr_db_min": lambda limit: limit - 20 * math.log10(more),
     }

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
 
 #: Further samples that judge thresholds. What these cut shows on few of them: of two networks one photograph in twelve
-#: had all the loss, 4 and 7 dB over the set, and 16 that judged held none of those in a run of four.
+#: had all the loss, 4 and 7 dB over the set, and in every fourth run none of those was among the 16 that judged.
 MORE_JUDGES = 32
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
