@@ -15,7 +15,6 @@ from trtpipe.batching import Batching
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
 from trtpipe.model.products import MATRIX_PRODUCTS
-from trtpipe.model.sites import of_product
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -198,6 +197,8 @@ def lowered_of(
 
 def _shared_scales(prepared: PreparedJob, quantized: Quantized) -> dict[str, str]:
     """A sum, a concat or a pool that does not read INT8 in this job shares no scale in it."""
+    from trtpipe.model.sites import of_product
+
     sites = (s for s in prepared.captured.sites if s.axis is None)
     return {s.key: s.group for s in sites if of_product(s) or s.group in quantized.scales}
 
