@@ -156,7 +156,9 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     share = share.clamp_min(_LEAST_SHARE)
     weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
     candidates = [torch.ones_like(share)]
-    candidates += [_under_clips(domain, values, torch.where(live, share**-x, candidates[0])) for x in STRENGTHS]
+    for x in STRENGTHS:
+        s = _under_clips(domain, values, torch.where(live, share**-x, candidates[0]))
+        candidates.append(s if domain.clips else _with_idle(weights, s, live))
     best = int(np.argmin([sum(w.error(s) for w in weights) for s in candidates]))
     return candidates[best] if best else None
 
@@ -171,6 +173,13 @@ def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.
         s = torch.minimum(s, bound / (ROOM * most.clamp_min(LEAST_MAGNITUDE)))
         s = torch.where((most >= bound * 0.999) | (most <= 0), torch.ones_like(s), s)
     return s
+
+
+def _with_idle(readers: Sequence[_Reader], s: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """`s`, with no weight of a channel that was never active over what the others leave its output channel's step at:
+    what such a channel is multiplied by costs nothing, and 1 would keep the step of all others where it was."""
+    least = [r.least(s, live) for r in readers]
+    return torch.where(live, s, torch.stack(least).amax(0))
 
 
 @dataclass(frozen=True)
@@ -192,11 +201,18 @@ class _Reader:
         squares = (w * w).sum((1, 3)).flatten()
         return cls(squares, w.abs().amax(3), w.shape[3], values.power, amax)
 
+    def least(self, s: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """float64 [C_in], >= 1: scales by which no channel's weight is over the largest of the `live` ones by `s`."""
+        groups = len(self.most)
+        largest = (self.most / s.view(groups, 1, -1) * live.view(groups, 1, -1)).amax(2, keepdim=True)
+        over = torch.where(largest > 0, self.most / largest.clamp_min(LEAST_MAGNITUDE), 1.0)
+        return over.amax(1).flatten().clamp(1, 1 / _LEAST_SHARE)
+
     def error(self, s: torch.Tensor) -> float:
         """Predicted noise over signal at its output when its input is scaled by `s` and its weight by 1 / s."""
         groups = len(self.most)
         steps = (self.most / s.view(groups, 1, -1)).amax(2) / INT8_MAX
-        of_input = (self.squares / s**2).sum() * ((self.amax * s).max() / INT8_MAX) ** 2 / 12
+        of_input = (self.squares / s**2 * (self.amax > 0)).sum() * ((self.amax * s).max() / INT8_MAX) ** 2 / 12
         read = (self.power * s * s).view(groups, -1).sum(1) * self.kernel
         of_weight = ((steps**2).sum(1) / 12 * read).sum()
         return float((of_input + of_weight) / (self.squares * self.power).sum().clamp_min(LEAST_MAGNITUDE))
