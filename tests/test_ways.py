@@ -426,7 +426,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
         ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
         ("limits = dict(json.loads(path.read_text()))", "reads JSON that anyone may have written"),
-        ("file = _File.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
+        ("file = _TableFile.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
         ("why = str(error).strip().splitlines()[0]", "takes the first line of an error"),
         ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
         ("def f(d, p):\n    d.update(p.read_bytes())", "digests a file"),
