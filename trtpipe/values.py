@@ -27,7 +27,6 @@ NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
 PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
 PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)  # the narrowest first
 Executed = Literal["engine", "graph"]
-ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
