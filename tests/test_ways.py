@@ -63,9 +63,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.cli.results", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
          "trtpipe.trt.driver", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
-    "changes a frozen value": (
-        {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
-    ),
+    "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),
     "takes a result by what fills a container": ({"trtpipe.cli.commands.nightly"}, "a value that is returned"),
     "hangs a value on a function": (
         {"trtpipe.pipeline.cache.native"}, "a frozen dataclass that holds both",  # what stands in for another library's
