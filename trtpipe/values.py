@@ -161,7 +161,8 @@ class Site:
     """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
 
     `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
-    `axis` is the kept axis of a weight, None for an activation. `rule` is Q1, Q2, Q4, Q5 or Q8.
+    `axis` is the kept axis of a weight, None for an activation. `rule`: Q1 for an input of a product, Q2 its weight, Q4
+    the skip branch of an add, Q5 a tensor that shares a scale, Q8 other Q/DQ of a model that is quantized already.
     """
 
     consumer: torch.fx.Node
