@@ -25,6 +25,13 @@ BASES = {
     "minmax": "IInt8MinMaxCalibrator",
     "percentile": "IInt8LegacyCalibrator",
 }
+#: What TensorRT's CalibrationAlgoType calls what these do.
+ALGO_TYPES = {
+    "entropy_2": "ENTROPY_CALIBRATION_2",
+    "entropy": "ENTROPY_CALIBRATION",
+    "minmax": "MINMAX_CALIBRATION",
+    "percentile": "LEGACY_CALIBRATION",
+}
 #: What TensorRT's own calibrators do for `auto`: its guide recommends that one for convolutional networks.
 AUTO_BASE = "entropy_2"
 

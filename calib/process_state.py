@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class _State:
+class _ProcessSetting:
     """One process-wide setting that the job's code may change, and how it is restored.
 
     Attributes:
@@ -153,27 +153,27 @@ def as_it_begins() -> Iterator[None]:
 _AUTOCAST = ("cpu", "cuda")
 _NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("under", "ignore"))
 _STATES = (
-    _State("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
-    _State("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
-    _State(
+    _ProcessSetting("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
+    _ProcessSetting("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
+    _ProcessSetting(
         "took folders out of sys.path; put back",
         lambda: tuple(sys.path),
         _set_path,
         lambda now, before: not set(before).issubset(now),
     ),
-    _State("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers, of_a_call=False),
-    _State("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask, of_a_call=False),
-    _State("changed numpy.seterr; put back", _errors, _set_errors),
-    _State(
+    _ProcessSetting("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers, of_a_call=False),
+    _ProcessSetting("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask, of_a_call=False),
+    _ProcessSetting("changed numpy.seterr; put back", _errors, _set_errors),
+    _ProcessSetting(
         "set torch's default dtype to {now}; back to {before}",
         _dtype,
         lambda name: _torch().set_default_dtype(getattr(_torch(), name)),
     ),
-    _State(
+    _ProcessSetting(
         "set torch's default device to {now}; back to {before}",
         _device,
         # None takes the mode off that torch would otherwise keep around every call.
         lambda name: _torch().set_default_device(None if name == "cpu" else name),
     ),
-    _State("turned torch's autocast on or off; put back", _autocast, _set_autocast),
+    _ProcessSetting("turned torch's autocast on or off; put back", _autocast, _set_autocast),
 )

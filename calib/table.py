@@ -52,7 +52,7 @@ class _Corrections(BaseModel):
     none: Annotated[str, Field(max_length=1024)] = ""
 
 
-class _File(BaseModel):
+class _TableFile(BaseModel):
     """The JSON file, field by field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -71,7 +71,7 @@ class _File(BaseModel):
     digest: Hex
 
     @model_validator(mode="after")
-    def _version_matches_corrections(self) -> _File:
+    def _version_matches_corrections(self) -> _TableFile:
         if (self.version == CORRECTED) != (self.corrections is not None):
             raise ValueError("a table of version 2, and only that, has corrections")
         if (self.algorithm == "given") != (not self.samples):
@@ -210,7 +210,7 @@ class CalibrationTable:
                 f"{where}: must be of version {PLAIN} or {CORRECTED} (got {json.dumps(version)[:40]}). Calibrate again."
             )
         try:
-            file = _File.model_validate_json(json.dumps(raw))
+            file = _TableFile.model_validate_json(json.dumps(raw))
         except ValidationError as error:
             more = error.error_count() - 1
             problem = first_problem(error).rstrip(".") + (f" ({more} more)" if more else "")

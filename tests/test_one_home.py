@@ -270,24 +270,27 @@ def names(tree: ast.Module) -> Iterator[str]:
 
 
 def called_the_same(root: Path) -> dict[str, list[str]]:
-    """Public names that stand for something in more than one module, and in which."""
+    """Names of classes, and public names of anything else, that stand for something in more than one module, and in
+    which."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sources(root):
-        for name in names(ast.parse(path.read_bytes())):
-            if not name.startswith("_"):
+        tree = ast.parse(path.read_bytes())
+        classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        for name in names(tree):
+            if name in classes or not name.startswith("_"):
                 found[name].append(path.relative_to(root).as_posix())
     return {name: where for name, where in found.items() if len(where) > 1}
 
 
-def test_a_public_name_stands_for_one_thing() -> None:
+def test_a_class_and_a_public_name_stand_for_one_thing() -> None:
     assert called_the_same(ROOT) == {}, (
-        "one thing: keep one and import it; two things: name one after what it is, or begin it with an underscore "
-        "where no other module imports it"
+        "one thing: keep one and import it; two things: name each after what it is, or begin one that is no class "
+        "with an underscore where no other module imports it"
     )
 
 
 def test_a_name_for_two_things_is_found(tmp_path: Path) -> None:
-    own = 'T = TypeVar("T")\n_MOST: Final = 1\nclass _Own: ...\n'
+    own = 'T = TypeVar("T")\n_MOST: Final = 1\n_Row = tuple[int, str]\nclass _State: ...\n'
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text(
         f"{own}class Plan: ...\nSIZE = 1\nLEAST, FORMAT = 2, 3\nif A:\n    Way = int\n"
@@ -296,7 +299,7 @@ def test_a_name_for_two_things_is_found(tmp_path: Path) -> None:
         f"{own}Plan = tuple[int, ...]\nSIZE: int = 2\nFORMAT = 'a'\ndef f():\n    class Way: ...\n"
     )
     both = ["calib/one.py", "calib/other.py"]
-    assert called_the_same(tmp_path) == {"Plan": both, "SIZE": both, "FORMAT": both, "Way": both}
+    assert called_the_same(tmp_path) == dict.fromkeys(("_State", "Plan", "SIZE", "FORMAT", "Way"), both)
 
 
 def parts(root: Path) -> list[str]:

@@ -63,9 +63,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.cli.results", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
          "trtpipe.trt.driver", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
-    "changes a frozen value": (
-        {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
-    ),
+    "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),
     "takes a result by what fills a container": ({"trtpipe.cli.commands.nightly"}, "a value that is returned"),
     "hangs a value on a function": (
         {"trtpipe.pipeline.cache.native"}, "a frozen dataclass that holds both",  # what stands in for another library's
@@ -426,7 +424,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
         ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
         ("limits = dict(json.loads(path.read_text()))", "reads JSON that anyone may have written"),
-        ("file = _File.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
+        ("file = _TableFile.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
         ("why = str(error).strip().splitlines()[0]", "takes the first line of an error"),
         ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
         ("def f(d, p):\n    d.update(p.read_bytes())", "digests a file"),

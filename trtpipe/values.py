@@ -27,7 +27,6 @@ NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
 PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
 PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)  # the narrowest first
 Executed = Literal["engine", "graph"]
-ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
@@ -162,7 +161,8 @@ class Site:
     """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
 
     `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
-    `axis` is the kept axis of a weight, None for an activation. `rule` is Q1, Q2, Q4, Q5 or Q8.
+    `axis` is the kept axis of a weight, None for an activation. `rule`: Q1 for an input of a product, Q2 its weight, Q4
+    the skip branch of an add, Q5 a tensor that shares a scale, Q8 other Q/DQ of a model that is quantized already.
     """
 
     consumer: torch.fx.Node

@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import re
@@ -290,17 +291,31 @@ def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "interrupted: stopped"]
 
 
-def test_modules_of_the_current_folder_are_found_while_a_command_for_jobs_runs(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "works"),
+    [
+        ("validate job.yaml", "validate.validate"),
+        ("calibrate job.yaml", "calibrate.load_jobs"),
+        ("prepare job.yaml", "prepare.load_jobs"),
+        ("tune job.yaml", "tune.plan_one"),
+        ("init d --from net:make", "init.starter"),
+        ("nightly job.yaml --cache c", "nightly.nightly"),
+        ("worker tcp://127.0.0.1:1 --insecure --cache c", "worker.serve"),
+    ],
+)
+def test_modules_of_the_current_folder_are_found_while_a_command_for_jobs_runs(monkeypatch, tmp_path, arguments, works):
     seen = []
 
-    @click.command("validate")
-    def command():
+    def working(*given, **more):
         seen.append(sys.path[-1])
+        raise InputError("a: must be b (got c).")
 
-    monkeypatch.setattr("trtpipe.cli.commands.validate.command", command)
+    module, _, name = works.partition(".")
+    monkeypatch.setattr(importlib.import_module(f"trtpipe.cli.commands.{module}"), name, working)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.chdir(tmp_path)
-    assert main(["validate"]) == 0
+    (tmp_path / "job.yaml").write_text(GOOD)
+    assert main(arguments.split()) == 2
     assert seen == [str(tmp_path)]
     assert str(tmp_path) not in sys.path
 

@@ -278,7 +278,8 @@ BROKEN = [
      ["job.yaml:15: calibration.transform.interpolation: must be given only with resize (got no resize). "
       "It steers resize alone."]),
     ([("build:\n", "build:\n  target: onnxruntime\n")],
-     ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
+     ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got ['8.6', '12.0']). "
+      "It steers TensorRT."]),
     ([("  fp16_mode: true", "  bf16_mode: true"), ("build:\n  compute_capability: [8.6, 12.0]", "build:\n  target: onnxruntime")],
      ["job.yaml:11: precision.bf16_mode: must be false for target onnxruntime (got true). Its operators take no BF16. "
       "Use fp16_mode or int8_mode."]),

@@ -10,12 +10,12 @@ import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  registers quantize
 
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark
-from trtpipe.model.quantizers import _Affine, _mark, _take_qdq_off, take_quantizers_off
+from trtpipe.model.quantizers import _mark, _take_qdq_off, _TorchAffine, take_quantizers_off
 from trtpipe.model.torch_versions import graph_module
 
 
 def test_scales_are_a_mark() -> None:
-    assert _mark(_Affine((0.5, 0.25), (0.0, 0.0), 1, -128, 127), "a") == Mark((0.5, 0.25), 1)
+    assert _mark(_TorchAffine((0.5, 0.25), (0.0, 0.0), 1, -128, 127), "a") == Mark((0.5, 0.25), 1)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_scales_are_a_mark() -> None:
 )
 def test_scales_that_tensorrt_cannot_have(scale: float, zero: float, low: int, what: str) -> None:
     with pytest.raises(InputError) as caught:
-        _mark(_Affine((0.5, scale), (0.0, zero), None, low, 127), "model.factory: stem.input")
+        _mark(_TorchAffine((0.5, scale), (0.0, zero), None, low, 127), "model.factory: stem.input")
     assert str(caught.value).startswith(f"model.factory: stem.input {what}")
 
 

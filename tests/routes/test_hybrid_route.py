@@ -326,7 +326,7 @@ def test_an_argument_that_no_file_can_hold_is_refused():
 def test_what_is_no_operation_is_not_taken():
     node = torch.fx.Graph().placeholder("x")
     with pytest.raises(BuildError) as caught:
-        hybrid_route._node(node, torch.nn.Module(), {}, hybrid_route._Draft(), "")
+        hybrid_route._node(node, torch.nn.Module(), {}, hybrid_route._HybridDraft(), "")
     assert str(caught.value) == (
         "build: x must be an operation of a graph (got placeholder). Leave build.allow_torch_fallback out and use "
         "build.route onnx, or rewrite the operation."

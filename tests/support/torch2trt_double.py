@@ -16,6 +16,8 @@ from typing import Any
 
 from torch2trt_hooks import KINDS, Context, DataType, Hooks, Layer, Network, Tensor
 
+from calib.algorithms import BASES
+
 __all__ = ["DataType", "Double", "Layer", "Network", "Tensor", "tensorrt"]
 
 
@@ -67,9 +69,8 @@ def tensorrt() -> types.ModuleType:
         "float16": DataType.HALF,
         "int8": DataType.INT8,
         "Logger": types.SimpleNamespace(ERROR="error", WARNING="warning", INFO="info", VERBOSE="verbose"),
-        **{f"IInt8{n}Calibrator{v}": type(f"IInt8{n}Calibrator{v}", (Calibrator,), {})
-           for n, v in (("Entropy", "2"), ("Entropy", ""), ("MinMax", ""), ("Legacy", ""))},
-    }  # fmt: skip
+        **{name: type(name, (Calibrator,), {}) for name in BASES.values()},
+    }
     for name, value in members.items():
         setattr(trt, name, value)
     return trt

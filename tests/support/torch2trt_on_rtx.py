@@ -21,6 +21,8 @@ from unittest import mock
 
 from driverless import Network
 
+from calib.algorithms import BASES
+
 VERSION = "10.14.0"
 
 
@@ -91,8 +93,7 @@ def tensorrt(rtx: Any) -> types.ModuleType:
     trt.__version__, trt.__path__ = VERSION, []
     trt.__spec__ = importlib.util.spec_from_loader("tensorrt", loader=None)
     trt.CalibrationAlgoType, trt.NetworkDefinitionCreationFlag, trt.Runtime = CalibrationAlgoType, CreationFlag, Runtime
-    for name in ("IInt8Calibrator", "IInt8EntropyCalibrator", "IInt8EntropyCalibrator2", "IInt8MinMaxCalibrator",
-                 "IInt8LegacyCalibrator"):  # fmt: skip
+    for name in ("IInt8Calibrator", *BASES.values()):
         setattr(trt, name, type(name, (Calibrator,), {}))
     flags = dict(rtx.BuilderFlag.__members__) | {"FP16": "FP16", "INT8": "INT8"}
     trt.BuilderFlag = types.SimpleNamespace(**flags)

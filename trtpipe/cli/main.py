@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ from trtpipe.errors import (
     either,
     user_error,
 )
-from trtpipe.job.importable import on_path
 from trtpipe.pipeline.collector import seldom_collected
 
 if TYPE_CHECKING:
@@ -69,11 +68,6 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
-#: Commands that find the callables of a job in the current folder too, as `python -m` does; installed ones come first.
-#: `build` and `bench` do so where they are given a job: nobody's files beside a bundle are imported.
-_OF_JOBS = frozenset({"validate", "calibrate", "prepare", "tune", "init", "nightly", "worker"})
-
-
 class _Commands(click.Group):
     """A group whose commands are imported when they are asked for."""
 
@@ -98,7 +92,7 @@ class _Commands(click.Group):
 
             @functools.wraps(work)
             def apart(*args: Any, **options: Any) -> Any:
-                with results_apart(), on_path(None) if cmd_name in _OF_JOBS else nullcontext():
+                with results_apart():
                     return work(*args, **options)
 
             command.callback = apart

@@ -258,7 +258,7 @@ def compare(
         if name != counts:
             continue
         valid = np.isfinite(got).all(axis=1)
-        same = int(((got.argmax(1) == np.asarray(wanted).argmax(1)) & valid).sum())
+        same = metrics.same_class(wanted[valid], got[valid]) if valid.any() else 0
         figures["agreement"] = same / len(got)
         figures["agreement_interval"] = intervals.binomial_interval(same, len(got))
         if labels is not None and columns[name] > last >= 0:

@@ -46,7 +46,9 @@ def is_written_as_job(path: Path) -> bool:
 def on_path(base: Path | None) -> Iterator[None]:
     """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks.
 
-    Python's own come before any: a job's `colorsys.py` is not what libraries mean by that name.
+    Python's own come before any: a job's `colorsys.py` is not what libraries mean by that name. Commands that run the
+    code of a job are decorated with `on_path(None)`; those that may be given a bundle instead enter it where they have
+    a job, as nobody's files beside a bundle are imported.
     """
     first, last = ([] if base is None else [str(base)]), [str(Path.cwd())]
     own = _PythonsOwn()

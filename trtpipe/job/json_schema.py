@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from calib.types import JsonObject
+from trtpipe.figures import exact
 from trtpipe.job.job import Job
 from trtpipe.outputs import PLAIN_NAME
 
@@ -161,5 +162,6 @@ def _kind(prop: Schema, definitions: Mapping[str, Schema]) -> str:
 
 def _bounds(prop: Schema) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {prop[key]:g}" for key, sign in signs.items() if key in prop]
+    given = [(sign, prop[key]) for key, sign in signs.items() if key in prop]
+    bounds = [f"{sign} {f'{bound:,}' if isinstance(bound, int) else exact(bound)}" for sign, bound in given]
     return f" {', '.join(bounds)}" if bounds else ""

@@ -31,6 +31,7 @@ from trtpipe.job.data_rules import (
     check_section,
     metrics_fit,
 )
+from trtpipe.job.problems import shown
 from trtpipe.job.sections import FROM_TORCHSCRIPT, Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
 from trtpipe.outputs import is_plain
@@ -211,7 +212,8 @@ def _route(build: Build, precision: Precision, model: ModelSource) -> Iterator[B
             yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", hint)
         for name in changed(build):
             if name not in ("route", "target"):
-                yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
+                got = shown(getattr(build, name))
+                yield Broken(("build", name), "be left out for target onnxruntime", got, "It steers TensorRT.")
 
 
 def _plugins(build: Build, model: ModelSource) -> Iterator[Broken]:

@@ -96,10 +96,10 @@ def parse(text: str) -> Document:
     """
     if len(text) > MAX_BYTES:
         raise YamlProblem(Place(1, 1), (), f"be at most {MAX_BYTES} characters long", f"{len(text)}")
-    return _Reader(text).document()
+    return _DocumentBuilder(text).document()
 
 
-class _Reader:
+class _DocumentBuilder:
     """Builds one Document out of the parser's events."""
 
     def __init__(self, text: str) -> None:

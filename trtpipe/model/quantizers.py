@@ -161,7 +161,7 @@ def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn
     return Marked(_mark(_affine_of(scale, 0, axis, *INT8_RANGE), where), factor)
 
 
-def _mark(affine: _Affine, where: str) -> Mark:
+def _mark(affine: _TorchAffine, where: str) -> Mark:
     """The mark of these scales.
 
     Raises:
@@ -210,7 +210,7 @@ def _take_qdq_off(graph: GraphModule, where: str, recalibrate: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class _TorchAffine:
     """real = scale * (stored - zero), by tensor or along `axis`; stored integers are from `low` to `high`."""
 
     scales: tuple[float, ...]
@@ -220,7 +220,7 @@ class _Affine:
     high: int
 
 
-def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, _Affine | None]:
+def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, _TorchAffine | None]:
     """What a dequantize or fake-quantize gives in float, and its scales: None for a bias, which stays in float."""
     affine, before = _affine(graph, node, where), node.args[0]
     assert isinstance(before, Node)
@@ -247,7 +247,7 @@ def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, _Affin
     return source, affine
 
 
-def _affine(graph: GraphModule, node: Node, where: str) -> _Affine:
+def _affine(graph: GraphModule, node: Node, where: str) -> _TorchAffine:
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [a.name for a in node.target._schema.arguments]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
@@ -260,10 +260,10 @@ def _affine(graph: GraphModule, node: Node, where: str) -> _Affine:
     return _affine_of(scale, 0 if zero is None else zero, given.get("axis"), given["quant_min"], given["quant_max"])
 
 
-def _affine_of(scale: Any, zero: Any, axis: int | None, low: Any, high: Any) -> _Affine:
+def _affine_of(scale: Any, zero: Any, axis: int | None, low: Any, high: Any) -> _TorchAffine:
     """The same of tensors or numbers."""
     scales, zeros = (torch.as_tensor(v).detach().float().reshape(-1).tolist() for v in (scale, zero))
-    return _Affine(tuple(scales), tuple(zeros), axis, int(low), int(high))
+    return _TorchAffine(tuple(scales), tuple(zeros), axis, int(low), int(high))
 
 
 def _name(node: Node) -> str:

@@ -326,7 +326,7 @@ class PreparedJob:
         if (other := self._corrected.get(key)) is None:
             captured = edits.corrected(self.captured, table.corrections.arrays)
             other = self._corrected[key] = copy.copy(self)
-            other.__dict__["captured"], other._corrections = captured, key
+            other.captured, other._corrections = captured, key
         return other
 
     def _once(self, name: str, see: Callable[[], T]) -> T:

@@ -136,10 +136,10 @@ def search(laboratory: Laboratory, allowance: int = EVALUATIONS) -> Tuned:
     Returns:
         The passing trial with the largest share of INT8; without one, the trial whose shortfall is smallest.
     """
-    return _Search(laboratory, allowance).run()
+    return _CandidateSearch(laboratory, allowance).run()
 
 
-class _Search:
+class _CandidateSearch:
     def __init__(self, laboratory: Laboratory, allowance: int) -> None:
         self.laboratory = laboratory
         self.algorithms = laboratory.algorithms

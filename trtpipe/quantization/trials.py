@@ -21,7 +21,7 @@ from trtpipe.quantization.search import Candidate, Trial
 _Format = Literal["trtpipe-trials"]
 
 
-class _File(BaseModel):
+class _TrialsFile(BaseModel):
     """The file, field by field; infinities are strings, as `jsontext` writes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,7 +62,7 @@ class Trials:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: must be a file of trials (got {error}). Remove it to start afresh.") from None
         try:
-            file = _File.model_validate_json(json.dumps(loads(text)))
+            file = _TrialsFile.model_validate_json(json.dumps(loads(text)))
         except (ValueError, RecursionError) as error:
             why = first_problem(error) if isinstance(error, ValidationError) else error
             raise InputError(f"{path}: must be a file of trials (got {why}). Remove it to start afresh.") from None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS
+from trtpipe.onnx_format import ELEMENT_TYPES
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.formats import DYNAMIC_QUANTIZE, product_format
 from trtpipe.values import PRECISIONS_BY_WIDTH, LayerPrecision, OnnxModel, PrecisionName
@@ -39,8 +40,12 @@ _NOT_COMPUTING = (
 )  # fmt: skip
 #: How the exporter, and casts that are added later, name what lies within an operation.
 _INNER = re.compile(r"val_\d+$|.*/")
-#: Floating-point types by their numbers in onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16.
-_FLOATS: Mapping[int, PrecisionName] = {1: "fp32", 10: "fp16", 16: "bf16"}
+#: Floating-point types by ONNX's numbers.
+_FLOATS: Mapping[int, PrecisionName] = {
+    ELEMENT_TYPES["float32"]: "fp32",
+    ELEMENT_TYPES["float16"]: "fp16",
+    ELEMENT_TYPES["bfloat16"]: "bf16",
+}
 
 
 def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:

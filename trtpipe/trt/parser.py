@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from trtpipe.onnx_format import ONNX_DOMAINS
 from trtpipe.trt.element_types import element_types
-from trtpipe.values import ONNX_DOMAINS
 from trtpipe.version_numbers import parse_version
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from calib.errors import some_of
 from trtpipe.errors import InputError
+from trtpipe.onnx_format import ELEMENT_TYPES
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import load_engine
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Fields of ONNX's protobuf (onnx.proto); its floating data types, and those that quantized weights are stored in.
 _GRAPH, _INITIALIZER, _NAME, _DATA_TYPE, _DIMS = 7, 5, 8, 2, 1
-_FLOATING = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
-_QUANTIZED = {3: "int8", 17: "float8e4m3fn", 22: "int4", 23: "float4e2m1"}
+_FLOATING = {ELEMENT_TYPES[name]: name for name in ("float32", "float16", "float64", "bfloat16")}
+_QUANTIZED = {ELEMENT_TYPES[name]: name for name in ("int8", "float8e4m3fn", "int4", "float4e2m1")}
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 #: How a note on weights that no refit can change begins.

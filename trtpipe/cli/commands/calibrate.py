@@ -22,6 +22,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.cli.each import Result, Work, each
 from trtpipe.errors import SUCCESS, ExitCode
+from trtpipe.job.importable import on_path
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 @loudness_options
+@on_path(None)
 def command(
     jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: int, quiet: bool
 ) -> ExitCode:

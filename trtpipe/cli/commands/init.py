@@ -10,6 +10,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.options import InputPath, OutputFolder, json_option
 from trtpipe.cli.starter import DATA, JOB, starter
 from trtpipe.errors import shell
+from trtpipe.job.importable import on_path
 
 
 @click.command("init", short_help="Write a working job to start from.")
@@ -17,6 +18,7 @@ from trtpipe.errors import shell
 @click.option("--from", "source", metavar="SOURCE", help="timm:<model> or package.module:callable.")
 @click.option("--images", type=InputPath(), help="Your images: a folder, or one with train and val in it.")
 @json_option
+@on_path(None)
 def command(folder: Path, source: str | None, images: Path | None, as_json: bool) -> None:
     """Write a commented job into DIR that validates and builds: with its own small model and a few made-up images, or
     with yours."""

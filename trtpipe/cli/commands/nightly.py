@@ -28,6 +28,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.cli.watching import Jobs
 from trtpipe.errors import SUCCESS, ExitCode
+from trtpipe.job.importable import on_path
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
 from trtpipe.nightly.options import HISTORY, JSON_REPORT, NOT_REPEATED, PAGE, TEXT_REPORT, Options
@@ -71,6 +72,7 @@ from trtpipe.pipeline.cache.store import DEFAULT_LIMIT_BYTES, parse_bytes
 @diagnose_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
+@on_path(None)
 def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> ExitCode:
     """Build each JOB (files or folders) whose inputs changed, hold the results against the past, write one report.
 

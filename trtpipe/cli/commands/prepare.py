@@ -20,6 +20,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.cli.each import each
 from trtpipe.errors import ExitCode
+from trtpipe.job.importable import on_path
 from trtpipe.pipeline.kit import write_kit
 from trtpipe.trt.flavour import require_version
 
@@ -36,6 +37,7 @@ from trtpipe.trt.flavour import require_version
     "--for", "release", metavar="VERSION", help="TensorRT of the device, like 8.6.1; one of 10 or later if not given."
 )
 @loudness_options
+@on_path(None)
 def command(
     jobs: tuple[Path, ...],
     out: Path,

@@ -19,6 +19,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.dump import write_job
+from trtpipe.job.importable import on_path
 from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
 from trtpipe.pipeline.validate import plan_one
@@ -45,6 +46,7 @@ from trtpipe.report import tune_page
 @set_option
 @json_option
 @loudness_options
+@on_path(None)
 def command(
     job: Path,
     out: Path,

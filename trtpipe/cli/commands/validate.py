@@ -9,6 +9,7 @@ import click
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, set_option
 from trtpipe.errors import SUCCESS, ExitCode, TrtpipeError
+from trtpipe.job.importable import on_path
 from trtpipe.job.load import distinct_names, read_jobs
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.validate import plan, validate
@@ -21,6 +22,7 @@ from trtpipe.pipeline.validate import plan, validate
 @click.option("--deep", is_flag=True, help="Run the model on zeros too, and export it; needs PyTorch.")
 @click.option("--for", "version", metavar="VERSION", help="Judge for this TensorRT, like 10.3.0, not the one here.")
 @json_option
+@on_path(None)
 def command(
     jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, deep: bool, version: str | None, as_json: bool
 ) -> ExitCode:

@@ -8,6 +8,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import cache_option, cache_or_users, tls_options
+from trtpipe.job.importable import on_path
 from trtpipe.nightly.fleet_worker import serve
 
 
@@ -19,6 +20,7 @@ from trtpipe.nightly.fleet_worker import serve
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of a job; all cores when absent.")
 @tls_options
 @click.option("--gpu", type=click.IntRange(min=0), help="CUDA index of the GPU it uses; start one worker for each.")
+@on_path(None)
 def command(
     scheduler: str,
     tags: tuple[str, ...],

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtpipe.model.onnx.values import MOST_NUMBERS
-from trtpipe.values import ONNX_DOMAINS
+from trtpipe.onnx_format import ONNX_DOMAINS
 
 if TYPE_CHECKING:
     from collections.abc import Collection

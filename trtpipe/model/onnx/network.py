@@ -17,6 +17,7 @@ from trtpipe.model.marks import mark
 from trtpipe.model.onnx.operators import OPERATORS
 from trtpipe.model.onnx.reading import OnnxFile, read
 from trtpipe.model.onnx.values import MOST_NUMBERS, Constant, Node, Value, are_fixed, as_tensor, numbers
+from trtpipe.onnx_format import ELEMENT_TYPES
 
 
 class Scope(torch.nn.Module):
@@ -45,8 +46,7 @@ def execute(node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
     return outputs
 
 
-#: Of onnx.TensorProto: FLOAT, INT32, INT64, FLOAT16, DOUBLE and BFLOAT16.
-_HOLDING_UINT8 = (1, 6, 7, 10, 11, 16)
+_HOLDING_UINT8 = tuple(ELEMENT_TYPES[n] for n in ("float32", "int32", "int64", "float16", "float64", "bfloat16"))
 #: Operators that compute nothing of their first input.
 _MOVING = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather")
 

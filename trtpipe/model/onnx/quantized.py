@@ -137,7 +137,7 @@ def _transpose_constants(graph: ir.Graph) -> None:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class _OnnxAffine:
     """real = scale * (stored - zero), by tensor or along `axis`; one zero stands for all, where all are equal. `dtype`
     is NumPy's name of the stored integers."""
 
@@ -163,7 +163,7 @@ class _Affine:
         return Mark(self.scales, axis)
 
 
-def _affine(node: ir.Node) -> _Affine:
+def _affine(node: ir.Node) -> _OnnxAffine:
     """How a QuantizeLinear or DequantizeLinear quantizes.
 
     Raises:
@@ -191,7 +191,7 @@ def _affine(node: ir.Node) -> _Affine:
     if zeros.dtype.name not in _READ:
         raise _refused(node, f"quantizes to {zeros.dtype.name}")
     axis = node.attributes["axis"].value if "axis" in node.attributes else 1
-    return _Affine(
+    return _OnnxAffine(
         tuple(math.nan if np.isnan(s) else float(s) for s in scales.astype(np.float32).reshape(-1)),  # one NaN is one
         tuple(np.unique(zeros).tolist()) if len(np.unique(zeros)) == 1 else tuple(zeros.reshape(-1).tolist()),
         int(axis) if scales.ndim else None,
@@ -199,7 +199,7 @@ def _affine(node: ir.Node) -> _Affine:
     )
 
 
-def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _Affine, opset: int) -> ir.Value:
+def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _OnnxAffine, opset: int) -> ir.Value:
     """`x` clipped to what its integers can hold, and not rounded."""
     import onnx_ir as ir
 
@@ -224,7 +224,7 @@ def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _Affine, 
     return made
 
 
-def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Affine) -> ir.Value:
+def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _OnnxAffine) -> ir.Value:
     """A new initializer with the numbers that stored integers stand for."""
     import onnx_ir as ir
 

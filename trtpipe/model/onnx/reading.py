@@ -19,7 +19,8 @@ from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS, module_path, unmade
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
-from trtpipe.values import BINDING_DTYPES, ONNX_DOMAINS
+from trtpipe.onnx_format import ONNX_DOMAINS
+from trtpipe.values import BINDING_DTYPES
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -25,17 +25,12 @@ from trtpipe.model.onnx.values import (
     as_tensor,
     numbers,
 )
+from trtpipe.onnx_format import ELEMENT_TYPES
 
-#: torch's dtype by the number that ONNX's TensorProto has for it.
+#: torch's dtype by the number that ONNX has for it.
 _DTYPES: Mapping[int, torch.dtype] = {
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    5: torch.int16,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    11: torch.float64,
+    ELEMENT_TYPES[name]: getattr(torch, name)
+    for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool", "float64")
 }
 
 

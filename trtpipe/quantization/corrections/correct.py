@@ -134,7 +134,7 @@ class _Corrector:
 
     def _correct(self, domains: Sequence[Domain]) -> None:
         """All steps for the operations that are first in INT8 in this placement."""
-        before = _State(self._now, self._table, self._amax, self._scores, self._arrays, len(self._steps))
+        before = _BeforeScalings(self._now, self._table, self._amax, self._scores, self._arrays, len(self._steps))
         for name, mine in (
             ("equalization", [d for d in domains if not d.normalized]),
             ("smoothing", [d for d in domains if d.normalized]),
@@ -154,7 +154,7 @@ class _Corrector:
         mine = {s.consumer.name for s in self._placed().sites}
         return [d for d in domains if mine & {n.name for n in (*d.makers, *d.readers)}]
 
-    def _on_all_samples(self, before: _State) -> None:
+    def _on_all_samples(self, before: _BeforeScalings) -> None:
         """The scaled graph's table, of all samples where there are more than it was tried with; without the scaling
         where it does not gain with those thresholds: one value more may be an outlier.
         """
@@ -344,7 +344,7 @@ class _Corrector:
 
 
 @dataclass(frozen=True)
-class _State:
+class _BeforeScalings:
     """What there was before a placement's scalings, and how many steps."""
 
     now: Captured

@@ -54,7 +54,7 @@ class Domain:
 
 
 @dataclass
-class _Draft:
+class _DomainDraft:
     """A domain while it is looked for; a frozen one cannot be scaled. Mutable: operations join it."""
 
     axis: int | None = None
@@ -67,13 +67,13 @@ class _Draft:
 
 def find_domains(graph: GraphModule) -> tuple[Domain, ...]:
     """Every domain of the graph that can be scaled and has a reader with a weight, in execution order."""
-    return _Search(graph).domains()
+    return _DomainSearch(graph).domains()
 
 
-class _Search:
+class _DomainSearch:
     def __init__(self, graph: GraphModule) -> None:
         self._graph = graph.graph
-        self._drafts: dict[Node, _Draft] = {}  # of each tensor, in the order in which they were met
+        self._drafts: dict[Node, _DomainDraft] = {}  # of each tensor, in the order in which they were met
         users = Counter(c for n in calls(graph.graph) for c in n.all_input_nodes if is_constant(c))
         self._tied = {c for c, count in users.items() if count > 1}
         self._tied |= {n for n in graph.graph.nodes if is_constant(n) and _target_count(graph.graph, n) > 1}
@@ -156,15 +156,15 @@ class _Search:
         dims = {d % x.meta["val"].dim() for d in node.args[1]} if len(node.args) > 1 else set()  # type: ignore[union-attr]
         return x.meta["val"].dim() == 4 and dims == {2, 3}
 
-    def _draft(self, node: Node) -> _Draft:
+    def _draft(self, node: Node) -> _DomainDraft:
         if node not in self._drafts:
-            self._drafts[node] = _Draft(tensors=[node])
+            self._drafts[node] = _DomainDraft(tensors=[node])
         return self._drafts[node]
 
     def _freeze(self, node: Node) -> None:
         self._draft(node).frozen = True
 
-    def _use(self, node: Node, axis: int) -> _Draft:
+    def _use(self, node: Node, axis: int) -> _DomainDraft:
         draft = self._draft(node)
         draft.frozen |= draft.axis not in (None, axis)
         draft.axis = axis

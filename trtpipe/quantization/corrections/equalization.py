@@ -154,7 +154,7 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     share = torch.stack([amax[id(v)] / amax[id(v)].max().clamp_min(LEAST_MAGNITUDE) for _, v in read]).amax(0)
     live = share > 0
     share = share.clamp_min(_LEAST_SHARE)
-    weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
+    weights = [_DomainReader.of(graph, r, v, amax[id(v)]) for r, v in read]
     candidates = [torch.ones_like(share)]
     for x in STRENGTHS:
         s = _under_clips(domain, values, torch.where(live, share**-x, candidates[0]))
@@ -175,7 +175,7 @@ def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.
     return s
 
 
-def _with_idle(readers: Sequence[_Reader], s: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+def _with_idle(readers: Sequence[_DomainReader], s: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     """`s`, with no weight of a channel that was never active over what the others leave its output channel's step at:
     what such a channel is multiplied by costs nothing, and 1 would keep the step of all others where it was."""
     least = [r.least(s, live) for r in readers]
@@ -183,7 +183,7 @@ def _with_idle(readers: Sequence[_Reader], s: torch.Tensor, live: torch.Tensor) 
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _DomainReader:
     """A domain's reader, float64: sums of w^2 over all that one input meets, [C_in]; maxima of |w| over its kernel,
     [groups, C_out / groups, C_in / groups]; how many values a kernel has; what its input holds, [C_in] each."""
 
@@ -194,7 +194,7 @@ class _Reader:
     amax: torch.Tensor
 
     @classmethod
-    def of(cls, graph: GraphModule, node: Node, values: ChannelValues, amax: torch.Tensor) -> _Reader:
+    def of(cls, graph: GraphModule, node: Node, values: ChannelValues, amax: torch.Tensor) -> _DomainReader:
         w = constant_value(graph, node.args[1]).detach().double()  # type: ignore[arg-type]
         groups = groups_of(node)
         w = w.reshape(groups, len(w) // groups, w.shape[1], -1)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from trtpipe.trt.types import ITensor
 
-#: Operations whose weight `weighted` takes as INT8, with the number of spatial axes; a linear has none.
-SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "linear": 0}
-
 
 def quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
     """int8 of float `x` of any shape, as TensorRT rounds and saturates it."""
@@ -46,7 +43,7 @@ def weighted(
     """The operation `name` of torch.nn.functional on `x` and an INT8 weight.
 
     Args:
-        name: one of SPATIAL.
+        name: one of `products.WEIGHTED`.
         x: float32 activation.
         q: int8 weight.
         scales: float32 [C], one for each index of `axis` of the weight.
@@ -173,7 +170,7 @@ class _Layers:
         *rest: object,
     ) -> ITensor:
         """A (transposed) convolution whose kernel is its second input; one spatial axis gets a second one of 1."""
-        transposed, spatial = name.startswith("conv_transpose"), SPATIAL[name]
+        transposed, spatial = name.startswith("conv_transpose"), weight.ndim - 2
         after, dilation, groups = _tail(transposed, spatial, *rest)
         stride, padding = _each(stride, spatial), _each(padding, spatial)
         flat = spatial == 1

@@ -31,6 +31,7 @@ from trtpipe.model.nodes import (
     module_path,
     op_name,
 )
+from trtpipe.model.products import WEIGHTED
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.quantization.precision import CASTS
 from trtpipe.routes.own_qdq import rewritten
@@ -152,7 +153,7 @@ def _is_weight(node: object) -> bool:
 def _is_weighted(node: Node) -> bool:
     """Whether the node's weight, and nothing else of it, is INT8 behind a DQ."""
     own = [a for a in node.args if _is_weight(a)]
-    return op_name(node) in torch2trt_qdq.SPATIAL and len(node.args) > 1 and own == [node.args[1]]
+    return op_name(node) in WEIGHTED and len(node.args) > 1 and own == [node.args[1]]
 
 
 def _mapped(value: Any, env: Mapping[Node, Node]) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from calib.algorithms import AUTO_BASE
+from calib.algorithms import ALGO_TYPES, AUTO_BASE
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.globs import matching
@@ -260,11 +260,9 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonOb
     if parse_version(tensorrt.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
-        names = {"entropy_2": "ENTROPY_CALIBRATION_2", "entropy": "ENTROPY_CALIBRATION",
-                 "minmax": "MINMAX_CALIBRATION", "percentile": "LEGACY_CALIBRATION"}  # fmt: skip
         assert job.calibration is not None
         algorithm = AUTO_BASE if job.calibration.algorithm == "auto" else job.calibration.algorithm
-        made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, names[algorithm])
+        made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, ALGO_TYPES[algorithm])
         made["int8_calib_dataset"] = Unread()
     return made
 

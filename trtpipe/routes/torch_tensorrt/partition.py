@@ -29,7 +29,7 @@ _NEXT = "Leave build.allow_torch_fallback out and use build.route onnx, or rewri
 
 
 @dataclass
-class _Draft:
+class _HybridDraft:
     """The hybrid module under construction. Mutable: each node of the program adds to it."""
 
     steps: list[EngineStep | OperatorStep] = field(default_factory=list)
@@ -52,7 +52,7 @@ def hybrid_of(
         BuildError: nothing of it became an engine, an operation cannot be written down, or an engine takes more than
             tensors.
     """
-    draft = _Draft()
+    draft = _HybridDraft()
     names = iter(s.name for s in inputs)
     values: dict[Node, JsonValue] = {}
     results: object = ()
@@ -79,7 +79,7 @@ def hybrid_of(
     return kept, tuple(draft.fallback)
 
 
-def _node(node: Node, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str) -> JsonValue:
+def _node(node: Node, owner: Module, values: dict[Node, JsonValue], draft: _HybridDraft, prefix: str) -> JsonValue:
     """The value of a node, once its steps are written; `prefix` keeps names of inner graphs apart."""
     if node.op == "get_attr":
         return _constant(owner, str(node.target), draft)
@@ -102,7 +102,7 @@ def _node(node: Node, owner: Module, values: dict[Node, JsonValue], draft: _Draf
 
 
 def _inner(
-    node: Node, inner: GraphModule, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str
+    node: Node, inner: GraphModule, owner: Module, values: dict[Node, JsonValue], draft: _HybridDraft, prefix: str
 ) -> JsonValue:
     """A graph that stays in PyTorch, written in place; several results are a list."""
     given = iter(_argument(a, values, draft, owner) for a in node.args)
@@ -118,7 +118,12 @@ def _inner(
 
 
 def _engine(
-    node: Node, inner: TorchTensorRTModule, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str
+    node: Node,
+    inner: TorchTensorRTModule,
+    owner: Module,
+    values: dict[Node, JsonValue],
+    draft: _HybridDraft,
+    prefix: str,
 ) -> JsonValue:
     """One engine."""
     import torch
@@ -173,7 +178,7 @@ def _operator_name(node: Node) -> str:
     return name
 
 
-def _argument(value: object, values: dict[Node, JsonValue], draft: _Draft, owner: Module) -> JsonValue:
+def _argument(value: object, values: dict[Node, JsonValue], draft: _HybridDraft, owner: Module) -> JsonValue:
     """An argument as the plan's JSON."""
     import torch
 
@@ -196,7 +201,7 @@ def _argument(value: object, values: dict[Node, JsonValue], draft: _Draft, owner
     )
 
 
-def _constant(owner: Module, target: str, draft: _Draft) -> JsonValue:
+def _constant(owner: Module, target: str, draft: _HybridDraft) -> JsonValue:
     """A tensor of the module, kept once however often it is read."""
     import torch
 
