@@ -45,6 +45,7 @@ from trtpipe.runtime.executor import (
 )
 from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
+from trtpipe.trt.flavour import without_effect
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel
 
@@ -103,8 +104,7 @@ def write_kit(
         job, table, how = better
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
-    if release and job.build.target == "onnxruntime":
-        note = f"a kit for onnxruntime is for no TensorRT: its release {release} has no effect"
+    if note := without_effect("a kit", job.build.target, release):
         report = dataclasses.replace(report, notes=(*report.notes, note))
     requested = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
     if requested:  # both are for the report.html of a build, which a kit has not
