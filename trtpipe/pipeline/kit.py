@@ -159,7 +159,7 @@ def finish_kit(
     """
     stages = Stages(reporter)
     with stages("verify"):
-        kit, _ = admit(path, key)
+        kit, signature = admit(path, key)
         graph = kit_graph(kit)
         manifest = kit.manifest
         if (out / manifest.name).resolve() == path.resolve():
@@ -176,6 +176,10 @@ def finish_kit(
         engine = make(graph, progress)
     with stages("check") as progress:
         report, memory = _check(kit, engine, make, progress)
+    if key is None:  # else its signature was held against that
+        demand = "" if kit.signature else ", and this device has no key that demands a signature (--key)"
+        note = f"the kit was taken as it is: {signature}{demand}"
+        report = dataclasses.replace(report, notes=(note, *report.notes))
     with stages("bundle"):
         target = manifest.build.target
         finished, files = bundle_contents(
