@@ -56,8 +56,8 @@ def test_a_table_of_the_same_weights_says_in_what_its_graph_may_differ(
         read_table(calibration, another, "")
     assert str(caught.value) == (
         "a.json: must belong to this job (got one for another graph of the same weights: other operations or "
-        "constants, or an input that the job declares with another dtype or normalize). Declare it as the table's job does, "
-        "or calibrate again."
+        "constants, or an input that the job declares with another dtype or normalize). Declare it as the table's job "
+        "does, or calibrate again."
     )
     with pytest.raises(CalibError, match=r"a\.json: must belong to this job \(got one for other weights\)"):
         read_table(calibration, {**another, "weights": "x" * 64}, "")
