@@ -124,7 +124,8 @@ def _text(raised: BaseException) -> str:
 
 def _members(raised: BaseException) -> list[str]:
     """A line for each of the first exceptions in a group, and in groups within it."""
-    members, groups = [], [raised]
+    members: list[BaseException] = []
+    groups = [raised]
     for group in groups:
         for member in _group(group):
             (groups if _group(member) else members).append(member)

@@ -194,7 +194,7 @@ def _generators() -> tuple[object, ...]:
     import torch
 
     kind, keys, *at = np.random.get_state(legacy=True)
-    return random.getstate(), kind, keys.tobytes(), *at, torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *at, torch.get_rng_state().numpy().tobytes()
 
 
 def _again(loaded: LoadedModel, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
