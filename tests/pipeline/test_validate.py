@@ -311,6 +311,10 @@ def test_a_version_of_no_use_is_noted(folder, capsys):
     assert main(["validate", "--job-only", str(path), "--for", "10.3.0"]) == 0
     note = f"{path}: note: a job for onnxruntime is for no TensorRT: its release 10.3.0 has no effect\n"
     assert capsys.readouterr() == (f"{path}: ok\n", note)
+    both = write(folder, ("[8.6, 12.0]", "[]"), ("name:", "matrix:\n  target: [onnxruntime, tensorrt]\nname:"),
+                 ("build:\n", "build:\n  target: \"{target}\"\n"), ("digits", "digits-{target}"))  # fmt: skip
+    assert main(["validate", "--job-only", str(both), "--for", "10.3.0"]) == 0
+    assert capsys.readouterr().err == ""
     assert main(["validate", "--job-only", str(path)]) == 0
     assert capsys.readouterr().err == ""
 

@@ -41,9 +41,9 @@ def command(
             faults[path] = tuple(error for job in plan(path, overrides) for error in deep_problems(job))
             for error in faults[path]:
                 console.err(f"{path}: {error}")
-        for note in {without_effect("a job", job.build.target, version): "" for job in jobs_of.get(path, ())}:
-            if note:
-                console.err(f"{path}: note: {note}")
+        useless = [without_effect("a job", job.build.target, version) for job in jobs_of.get(path, ())]
+        if useless and all(useless):  # of a matrix it may be for some
+            console.err(f"{path}: note: {useless[0]}")
         if not problems and not faults.get(path) and not as_json:
             console.out(f"{path}: ok")
         if any(p.missing for p in problems) and not validate(path, overrides, here=False, version=version):
