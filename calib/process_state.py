@@ -38,9 +38,9 @@ def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterato
 
     Two blocks that overlap in two threads put back each other's changes: a call of the job's code has its own.
 
-    `_STATES` are the current folder, from which relative outputs are written, the standard streams, the folders of
-    `sys.path` (those that the job's code adds stay), signals that interrupt, the permissions of new files, NumPy's
-    error handling, and torch's default dtype, default device and autocast.
+    `_STATES` are the current folder, from which relative outputs are written, the standard streams (one that is closed
+    is opened again), the folders of `sys.path` (those that the job's code adds stay), signals that interrupt, the
+    permissions of new files, NumPy's error handling, and torch's default dtype, default device and autocast.
 
     Args:
         note: is told of each.
@@ -53,12 +53,30 @@ def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterato
     finally:
         for state, value in zip(states, before, strict=True):
             if state.differ(now := state.read(), value):
-                note(f"the job's code {state.changed.format(now=now, before=value)}")
                 state.write(value)
+                note(f"the job's code {state.changed.format(now=now, before=value)}")
 
 
 def _set_streams(streams: tuple[Any, ...]) -> None:
     sys.stdout, sys.stderr = streams
+
+
+def _closed() -> tuple[bool, ...]:
+    """Whether the standard streams are closed; None is none that anybody writes to."""
+    return tuple(bool(getattr(stream, "closed", False)) for stream in (sys.stdout, sys.stderr))
+
+
+def _open_streams(closed: tuple[bool, ...]) -> None:
+    """Open again what is closed now and was not: on the process's own descriptor, which Python's streams leave open."""
+    for name, descriptor, before in zip(("stdout", "stderr"), (1, 2), closed, strict=True):
+        if getattr(sys, name).closed and not before:
+            try:
+                os.fstat(descriptor)
+                target: int | str = descriptor
+            except OSError:
+                target = os.devnull
+            stream = open(target, "w", buffering=1, errors="backslashreplace", closefd=target != descriptor)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _set_path(folders: tuple[str, ...]) -> None:
@@ -155,6 +173,12 @@ _NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("
 _STATES = (
     _ProcessSetting("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
     _ProcessSetting("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
+    _ProcessSetting(
+        "closed sys.stdout or sys.stderr; opened again",
+        _closed,
+        _open_streams,
+        lambda now, before: any(n and not b for n, b in zip(now, before, strict=True)),
+    ),
     _ProcessSetting(
         "took folders out of sys.path; put back",
         lambda: tuple(sys.path),

@@ -22,6 +22,8 @@ from calib.process_state import put_back
 MAX_FRAMES = 6
 #: Characters of an exception's own text.
 MAX_TEXT = 2000
+#: Exceptions of a group that are named, and characters of each.
+MAX_MEMBERS, MAX_MEMBER_TEXT = 5, 200
 
 #: A frame as TorchScript's interpreter tells of it.
 _TOLD = re.compile(r"^(\S.*\.py)\((\d+)\): (\w+)$", re.MULTILINE)
@@ -86,14 +88,12 @@ def _noted(what: str) -> None:
 
 
 def described(raised: BaseException) -> str:
-    """The exception's type and text, then the user's own frames, the one that raised last.
+    """The exception's type and text, those of the first exceptions in a group, then the user's own frames, the one that
+    raised last.
 
     Frames of the standard library and of installed packages are left out, unless there are no others.
     """
-    try:
-        text = str(raised).strip()
-    except Exception:  # noqa: BLE001  # their __str__ is their code too
-        text = ""
+    text = _text(raised)
     kind = type(raised).__name__
     frames = _frames(raised)
     if "Traceback of TorchScript" in text:
@@ -103,7 +103,7 @@ def described(raised: BaseException) -> str:
     if not frames and raised.__cause__ is not None:  # a StopIteration inside a generator
         frames = _frames(raised.__cause__)
     own = [f for f in frames if not _is_installed(f.filename)]
-    lines = [f"{kind}: {text}" if text else kind]
+    lines = [f"{kind}: {text}" if text else kind, *_members(raised)]
     if isinstance(raised, SyntaxError) and raised.filename:
         lines.append(f"  File {raised.filename}, line {raised.lineno}")
     elif not own:
@@ -113,6 +113,38 @@ def described(raised: BaseException) -> str:
         if frame.line:
             lines.append(f"    {frame.line}")
     return "\n".join(lines)
+
+
+def _text(raised: BaseException) -> str:
+    try:
+        return str(raised).strip()
+    except Exception:  # noqa: BLE001  # their __str__ is their code too
+        return ""
+
+
+def _members(raised: BaseException) -> list[str]:
+    """A line for each of the first exceptions in a group, and in groups within it."""
+    members: list[BaseException] = []
+    groups = [raised]
+    for group in groups:
+        for member in _group(group):
+            (groups if _group(member) else members).append(member)
+    lines = []
+    for member in members[:MAX_MEMBERS]:
+        own = [f for f in _frames(member) if not _is_installed(f.filename)]
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        text = (_text(member).splitlines() or [""])[0][:MAX_MEMBER_TEXT]
+        lines.append(f"  - {type(member).__name__}{f': {text}' if text else ''}{place}")
+    more = len(members) - MAX_MEMBERS
+    return [*lines, f"  - and {more} more"] if more > 0 else lines
+
+
+def _group(raised: BaseException) -> tuple[BaseException, ...]:
+    """The exceptions of an ExceptionGroup, which Python has from 3.11 on and a package before; of others, none."""
+    if not any(kind.__name__ == "BaseExceptionGroup" for kind in type(raised).__mro__):
+        return ()
+    exceptions: tuple[BaseException, ...] = raised.exceptions  # type: ignore[attr-defined]
+    return exceptions
 
 
 def _of_torchscript(text: str, frames: list[traceback.FrameSummary]) -> tuple[str, list[traceback.FrameSummary]]:

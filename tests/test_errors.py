@@ -7,12 +7,15 @@ import os
 import pickle
 from pathlib import Path
 
+import nets
 import pytest
+import torch
 
 from trtpipe.bundle.format import Replaced
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError, TrtpipeError, first_line, user_error
 from trtpipe.job.load import JobErrors
 from trtpipe.job.problems import Problem
+from trtpipe.model.capture import capture
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,27 @@ def test_every_error_comes_through_a_pool_as_it_is(imported: None) -> None:
         assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
         assert vars(again) == vars(error)
     assert pickle.loads(pickle.dumps(special[JobErrors])).problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (InputError, "the job, a file or a path is bad, or the user's own code raised"),
+        (MissingError, "a package, a device or memory is missing"),
+        (BuildError, "no engine can be made of the model: an exporter (torch.export, torch.onnx), a frontend or the"),
+        (Cancelled, "interrupted"),
+    ],
+)
+def test_the_docs_say_what_each_kind_ends_with(kind: type[TrtpipeError], said: str) -> None:
+    docs = (Path(__file__).parent.parent / "docs" / "README.md").read_text()
+    assert f"{kind.exit_code} {said}" in " ".join(docs.split())
+
+
+def test_a_model_that_torch_export_refuses_is_one_that_no_engine_can_be_made_of() -> None:
+    class Deciding(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3)) if x.sum() > 0 else x.amax((2, 3))
+
+    with pytest.raises(BuildError, match=r"^capture: the model decides by the values of a tensor") as caught:
+        capture(nets.loaded(Deciding(), out_shape=("N", 3)))
+    assert caught.value.exit_code == 4

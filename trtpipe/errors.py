@@ -49,7 +49,9 @@ class MissingError(TrtpipeError):
 
 
 class BuildError(TrtpipeError):
-    """The compiler (TensorRT, a frontend, the exporter) could not make the engine."""
+    """No engine can be made of the model: an exporter, a frontend or the compiler refuses what it computes.
+
+    A model that cannot be loaded or run, or that does not repeat itself, is an InputError."""
 
     exit_code = ExitCode(4)
 

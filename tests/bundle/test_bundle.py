@@ -21,6 +21,7 @@ from trtpipe import atomic
 from trtpipe.atomic import clean_leftovers
 from trtpipe.bundle import format as bundle_module
 from trtpipe.bundle import golden
+from trtpipe.bundle.archive import pack
 from trtpipe.bundle.format import Bundle, Trust, read_bundle, require_place, write_bundle
 from trtpipe.bundle.manifest import PARTS
 from trtpipe.errors import InputError
@@ -337,6 +338,29 @@ def test_a_file_swapped_after_reading_is_not_used(tmp_path: Path) -> None:
 def test_no_bundle_at_all(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone: must be a bundle's directory \(got: No such file or directory\)"):
         read_bundle(tmp_path / "gone")
+
+
+def test_what_is_packed_is_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle = shipping.bundle(tmp_path / "c")
+    pack(bundle, Path("c.trtb"))
+    pack(bundle, Path("other name"))
+    shutil.rmtree("c")
+    Path("d.trtb").write_text("something else")
+    must = "must be a bundle's directory (got: "
+    for path, wanted in (
+        ("c.trtb", f"c.trtb: {must}Not a directory). Unpack c.trtb first: trtpipe unpack c.trtb FOLDER."),
+        ("c", f"c: {must}No such file or directory). Unpack c.trtb first: trtpipe unpack c.trtb c."),
+        (
+            "other name",
+            f"other name: {must}Not a directory). Unpack other name first: trtpipe unpack 'other name' FOLDER.",
+        ),
+        ("d.trtb", f"d.trtb: {must}Not a directory). Give the path of a bundle."),
+        ("d", f"d: {must}No such file or directory). Give the path of a bundle."),
+    ):
+        with pytest.raises(InputError) as caught:
+            read_bundle(Path(path))
+        assert str(caught.value) == wanted
 
 
 def test_a_bundle_that_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import shipping
 
 from trtpipe.batching import KEPT_SAMPLES
-from trtpipe.bundle import golden
+from trtpipe.bundle import golden, signing
 from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.cli.commands import verify
@@ -131,6 +131,34 @@ def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
         write_bundle(tmp_path / "b", foreign, files)
     with pytest.raises(InputError, match="a plan must begin with ftrt, vtrt or ptrt"):
         write_bundle(tmp_path / "b", manifest, {**files, "model.engine": b"#!/bin/sh"})
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_kit_whose_signature_nobody_asked_for_is_said_to_be_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: bool, keyed: bool
+) -> None:
+    """Whoever changes a kit can make its digests agree again, but for those that a signature holds."""
+    monkeypatch.setattr(kits, "_check", lambda kit, engine, make, progress: (checked(kit), None))
+    monkeypatch.setattr(signing, "DEVICE_KEYS", tmp_path / "none.pub")
+    key = signing.generate_key(tmp_path / "key")
+    made = kit(tmp_path / "k", Build(target="onnxruntime"))
+    if signed:
+        (made.path / "manifest.sig").write_bytes(signing.signer(tmp_path / "key")(made.manifest_bytes))
+
+    def finished() -> tuple[str, ...]:
+        given = key if keyed else None
+        return tuple(checked(finish_kit(made.path, tmp_path / "out", Silent(), key=given).bundle).notes)
+
+    if keyed and not signed:
+        with pytest.raises(InputError, match="must be signed by a key in"):
+            finished()
+        return
+    said = {
+        False: "the kit was taken as it is: unsigned, and this device has no key that demands a signature (--key)",
+        True: "the kit was taken as it is: signed, not checked: this device has no key",
+    }[signed]
+    assert finished() == (() if keyed else (said,)) + tuple(checked(made).notes)
 
 
 def test_a_kit_without_the_check_of_its_graph_is_not_finished(tmp_path: Path) -> None:

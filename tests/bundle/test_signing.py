@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +157,41 @@ def test_other_keys_are_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None
     with pytest.raises(InputError, match=r"gone: must be a readable key file \(got: No such file or directory\)"):
         signing.signer(tmp_path / "gone")
     assert "PRIVATE" not in repr(signing.signer(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda pem: pem.replace(b"-----BEGIN PUBLIC KEY-----", b"----BEGIN PUBLIC KEY-----"),
+        lambda pem: pem.replace(b"BEGIN PUBLIC", b"BEGIN PUBLC"),
+        lambda pem: pem.replace(b"-----END PUBLIC KEY-----\n", b""),
+        lambda pem: pem.replace(b"-----BEGIN PUBLIC KEY-----\n", b""),
+        lambda pem: pem.splitlines(True)[1],
+        lambda pem: pem[:-20],
+        lambda pem: pem[15:],
+        lambda pem: pem.replace(b"PUBLIC KEY", b"CERTIFICATE"),
+    ],
+)
+def test_no_key_of_several_is_dropped(which: int, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    pems = []
+    for name in ("one", "two", "three"):
+        pems.append(signing.generate_key(tmp_path / name).read_bytes())
+    several = tmp_path / "several.pub"
+    several.write_bytes(b"# The team's keys\n" + b"\n-- the next --\n".join(pems))
+    assert len(signing.load_public_keys(several)) == 3
+    pems[which] = damage(pems[which])
+    several.write_bytes(b"# The team's keys\n" + b"\n-- the next --\n".join(pems))
+    with pytest.raises(InputError) as caught:
+        signing.load_public_keys(several)
+    line = 2 + 5 * which
+    got = re.search(
+        r"several.pub: must hold whole public keys alone \(got 2, and a part of something else in line (\d+)\)\. "
+        r"Repair that key, or take it out of the file\.$",
+        str(caught.value),
+    )
+    assert got is not None
+    assert line <= int(got[1]) <= line + 2
 
 
 def test_every_flipped_byte_is_refused(tmp_path: Path, keys: tuple[Path, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -110,6 +111,36 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     assert signal.getsignal(signal.SIGTERM) is ended
     assert os.umask(mask) == 0o027
     assert [n.startswith(CHANGES[change]) for n in told.notes] == [True]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("change", "note", "opened"),
+    [
+        ("sys.{0}.close()", "closed sys.stdout or sys.stderr; opened again", True),
+        ("sys.{0}.close(); sys.{0} = None", "closed sys.stdout or sys.stderr; opened again", True),
+        ("sys.{0} = io.StringIO(); sys.{0}.close()", "replaced sys.stdout or sys.stderr; put back", False),
+    ],
+)
+def test_standard_streams_can_be_written_to_afterwards(
+    name: str,
+    change: str,
+    note: str,
+    opened: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, name, open(tmp_path / "given", "w"))  # noqa: SIM115  # closed by the job's code, or below
+    told = Told()
+    with Stages(told)("model"):
+        exec(change.format(name), {"sys": sys, "io": io})
+    stream = getattr(sys, name)
+    print("still", file=stream, flush=True)
+    assert told.notes[-1] == f"the job's code {note}"
+    written = "".join(capfd.readouterr()) if opened else (tmp_path / "given").read_text()
+    assert written == "still\n"
+    stream.close()
 
 
 def test_folders_that_the_jobs_code_adds_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,3 +195,26 @@ def test_torchscripts_own_trace_gives_way_to_the_reason_and_the_users_lines(reco
     assert lines[-2:] == [f"  File {net}, line 5, in forward", "    return table(x)"]
     assert "site-packages" not in str(caught.value)
     assert "main.py" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
+def test_exceptions_of_a_group_are_named(tmp_path: Path) -> None:
+    (tmp_path / "grouping.py").write_text(
+        "def one(number):\n    try:\n        raise OSError(f'file {number}\\nand more')\n"
+        "    except OSError as error:\n        return error\n"
+        "def make():\n    inner = BaseExceptionGroup('inner', [ValueError('bad'), SystemExit()])\n"
+        "    raise BaseExceptionGroup('several', [inner, *map(one, range(6))])\n"
+    )
+    with pytest.raises(CalibError) as caught, user_code("the factory"):
+        import_callable("grouping:make", "model.factory")()
+    lines = str(caught.value).splitlines()
+    place = f"{tmp_path / 'grouping.py'}, line 3"
+    assert lines[0] == "the factory raised BaseExceptionGroup: several (7 sub-exceptions)"
+    assert lines[1:6] == [f"  - OSError: file {number} ({place})" for number in range(5)]
+    assert lines[6] == "  - and 3 more"
+    assert lines[-2:] == [
+        f"  File {tmp_path / 'grouping.py'}, line 8, in make",
+        "    raise BaseExceptionGroup('several', [inner, *map(one, range(6))])",
+    ]
+    few = described(ExceptionGroup("outer", [ExceptionGroup("inner", [KeyError("k"), ValueError()])]))  # noqa: F821
+    assert few.splitlines()[1:] == ["  - KeyError: 'k'", "  - ValueError"]

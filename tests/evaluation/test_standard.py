@@ -321,3 +321,21 @@ def test_what_a_metric_cannot_be_made_of(
     with pytest.raises(InputError) as caught:
         figure(name, outputs, labels, **args)
     assert str(caught.value) == f"check.metrics.{name}: {message}"
+
+
+@pytest.mark.parametrize("name", [name for name in STANDARD if name != "coco_map"])
+def test_which_of_several_outputs_a_metric_took_is_said(name: str) -> None:
+    """The first, where none is named: a box, say, before the scores."""
+    box, labels = np.ones((4, 3, 2)), np.zeros(4, np.int64)
+    took = "took output box, the first, as args.output names none, and "
+
+    def refused(outputs: dict[str, np.ndarray], **args: object) -> str:
+        made = judge("m", OwnMetric.model_validate({"function": name, "args": args}), labelled=True)
+        with pytest.raises(InputError) as caught:
+            made.figure(outputs, labels, tuple("abcd"))
+        return str(caught.value)
+
+    alone = refused({"box": box})
+    assert alone.startswith("check.metrics.m: needs ")
+    assert refused({"box": box, "scores": ONES}) == alone.replace("m: ", f"m: {took}", 1)
+    assert refused({"scores": ONES, "box": box}, output="box") == alone

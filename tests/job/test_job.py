@@ -69,8 +69,7 @@ BROKEN = [
     ([("[8.6, 12.0]", "[8.6, '8.6']")],
      ["job.yaml:18: build.compute_capability: must name each once (got ['8.6', '8.6'])."]),
     ([("  algorithm: entropy_2", "  corrections: [bias, bias]")],
-     ["job.yaml:16: calibration.corrections: must be true, false or a list of equalization, smoothing, thresholds, "
-      "rounding or bias (got ['bias', 'bias'])."]),
+     ["job.yaml:16: calibration.corrections: must name each step once (got ['bias', 'bias'])."]),
     ([("  algorithm: entropy_2", "  batch_size: 0\n  samples: 2.5")],
      ["job.yaml:16: calibration.batch_size: must be at least 1 (got 0).",
       "job.yaml:17: calibration.samples: must be a whole number (got 2.5)."]),

@@ -232,8 +232,8 @@ def shapeless(x: torch.Tensor) -> torch.Tensor:
 
 def test_operations_that_say_no_shape_are_refused() -> None:
     class Net(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.test_capture.shapeless(x)  # type: ignore[no-any-return]
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.ops.test_capture.shapeless(x),)
 
     spec = TensorSpec("x", "float32", (2, 3))
     with pytest.raises(BuildError) as caught:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 from calib.samples import Batch
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
@@ -99,8 +101,9 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
     with pytest.raises(InputError) as caught:
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
     assert str(caught.value) == (
-        "model: it gives other outputs for the same inputs (other values of logits when it was run again). Take out "
-        "what draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
+        "model: it gives other outputs for the same inputs (other values of logits when it was run again), so that "
+        "nothing can be compared with it. Take out what draws random numbers, reads the clock, counts calls or keeps a "
+        "state in eval mode; make a state an input and an output."
     )
 
 
@@ -182,6 +185,58 @@ def test_what_draws_in_training_alone_is_taken() -> None:
     loaded = nets.loaded(Drawing().eval(), out_shape=("N", 3))
     record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
     assert capture(loaded).outputs[0].shape == ("N", 3)
+
+
+class Otherwise(nn.Module):
+    """Means of channels, as `change` makes them: of what no input says."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(x.mean((2, 3)) + 1)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "random, of two": lambda y: y * random.choice([1.0, 2.0]),
+    "random, a branch": lambda y: y + 1 if random.random() > 0.5 else y,
+    "numpy": lambda y: y + torch.from_numpy(np.random.rand(3)).float(),
+    "numpy, its own generator": lambda y: y + np.random.default_rng().random(),
+    "torch, as a number": lambda y: y + torch.rand(()).item(),
+    "torch, a branch": lambda y: y + 1 if torch.rand(()) > 0.5 else y,
+    "the clock": lambda y: y * (1 + time.perf_counter() * 1e6 % 97),
+    "the clock, in ns": lambda y: y + time.perf_counter_ns() % 97,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_comes_from_no_input_is_said_to_be_that(change: str) -> None:
+    loaded = nets.loaded(Otherwise(CHANGES[change]), out_shape=("N", 3))
+    with pytest.raises(
+        InputError, match=r"^model: it (gives other outputs for the same inputs|draws random numbers in eval mode)"
+    ):
+        record_baseline(loaded, BATCHES * 8, 40, batch_size=3, kind="trace", progress=Silent())
+
+
+def test_and_so_it_is_where_torch_export_stops_at_it() -> None:
+    loaded = nets.loaded(Otherwise(CHANGES["torch, a branch"]), out_shape=("N", 3))
+    with pytest.raises(InputError, match=r"^model: it gives other outputs for the same inputs .*reads the clock"):
+        capture(loaded)
+
+
+def test_a_size_that_is_drawn_is_no_size_that_the_model_decides_by() -> None:
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.repeat(1, random.randint(1, 9))  # noqa: E731
+    loaded = nets.loaded(Otherwise(change), out_shape=("N", 3))
+    random.seed(3)
+    with pytest.raises(InputError, match=r"^model: it gives other outputs for the same inputs"):
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+
+
+def test_a_model_that_decides_by_values_and_repeats_itself_is_still_told_so() -> None:
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda y: y if y.sum() > 100 else -y  # noqa: E731
+    with pytest.raises(BuildError, match=r"^capture: the model decides by the values of a tensor at test_repeatable"):
+        capture(nets.loaded(Otherwise(change), out_shape=("N", 3)))
 
 
 class Keeping(nn.Module):

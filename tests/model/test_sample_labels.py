@@ -162,6 +162,18 @@ def test_masks_of_another_geometry_than_their_picture_are_refused(
     )
 
 
+def test_a_list_of_pictures_is_no_labels(tmp_path: Path) -> None:
+    path = coco(tmp_path / "a.json", {name: [] for name in IDS})
+    with pytest.raises(InputError) as caught:
+        labels_of(str(path), IDS, None)
+    assert str(caught.value) == (
+        f"check.labels: {path}: must hold annotations (got none for {len(IDS)} images). Files that only list pictures, "
+        "as of COCO's test images, are no labels."
+    )
+    one = {name: [(1, 1, 2, 2)] * (name == IDS[0]) for name in IDS}
+    assert [len(boxes.classes) for boxes in boxes_of(coco(tmp_path / "b.json", one))] == [1, *[0] * (len(IDS) - 1)]
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_boxes_of_another_picture_are_refused(tmp_path: Path, size: tuple[int, int]) -> None:
     Image.new("RGB", PICTURE).save(tmp_path / "b.jpg")

@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -18,15 +19,48 @@ from calib.corrections import Corrections, Step
 from calib.data import Source, open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec
-from calib.table import CalibrationTable
+from calib.table import CalibrationTable, given_table
 from trtpipe.api import build, calibrate
 from trtpipe.job.job import Job
-from trtpipe.job.sections import Correction, Precision
+from trtpipe.job.sections import Calibration, Correction, Precision
+from trtpipe.model.capture import capture
 from trtpipe.pipeline.cache.reads import Read
 from trtpipe.pipeline.lowered import Lowered
-from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes, verdict_warnings
+from trtpipe.pipeline.tables import digests_of, overlap_warnings, read_table, table_notes, verdict_warnings
 from trtpipe.pipeline.validate import validate
 from trtpipe.values import LayerPrecision, PrecisionName
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "uint8", "normalize": {"x": ((0.5,), (0.25,))}},
+        {"dtype": "uint8"},
+        {"dtype": "float16"},
+        {"normalize": {"x": ((0.5,), (0.25,))}},
+    ],
+)
+def test_a_table_of_the_same_weights_says_in_what_its_graph_may_differ(
+    tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = nets.settled(nets.Residual(), nets.images(4, 3, 8, 8))
+    own, another = (digests_of(capture(nets.loaded(network, **how)), "w" * 64) for how in ({}, other))
+    table = given_table({"head": 1.0}, own)
+    monkeypatch.setattr(CalibrationTable, "load", lambda path, histograms=False: table)
+    calibration = Calibration(table="a.json")
+    assert read_table(calibration, own, "") is table
+    if another == own:  # the same values reach the network
+        assert other == {"dtype": "float16"}
+        return
+    with pytest.raises(CalibError) as caught:
+        read_table(calibration, another, "")
+    assert str(caught.value) == (
+        "a.json: must belong to this job (got one for another graph of the same weights: other operations or "
+        "constants, or an input that the job declares with another dtype or normalize). Declare it as the table's job "
+        "does, or calibrate again."
+    )
+    with pytest.raises(CalibError, match=r"a\.json: must belong to this job \(got one for other weights\)"):
+        read_table(calibration, {**another, "weights": "x" * 64}, "")
 
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,7 +303,20 @@ def test_the_version_must_be_one(folder, capsys):
     with pytest.raises(InputError, match=r"--for: must be a version like 10\.3\.0 \(got 'new'\)"):
         validate(write(folder), version="new")
     assert main(["validate", str(folder / "job.yaml"), "--for", "1.7.1"]) == 0
-    assert capsys.readouterr().out == f"{folder / 'job.yaml'}: ok\n"
+    assert capsys.readouterr() == (f"{folder / 'job.yaml'}: ok\n", "")
+
+
+def test_a_version_of_no_use_is_noted(folder, capsys):
+    path = write(folder, ("[8.6, 12.0]", "[]"), ("build:\n", "build:\n  target: onnxruntime\n"))
+    assert main(["validate", "--job-only", str(path), "--for", "10.3.0"]) == 0
+    note = f"{path}: note: a job for onnxruntime is for no TensorRT: its release 10.3.0 has no effect\n"
+    assert capsys.readouterr() == (f"{path}: ok\n", note)
+    both = write(folder, ("[8.6, 12.0]", "[]"), ("name:", "matrix:\n  target: [onnxruntime, tensorrt]\nname:"),
+                 ("build:\n", "build:\n  target: \"{target}\"\n"), ("digits", "digits-{target}"))  # fmt: skip
+    assert main(["validate", "--job-only", str(both), "--for", "10.3.0"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["validate", "--job-only", str(path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("target", "version", "expected"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,17 @@ def test_memory() -> None:
         "memory: weights and activations need 128 MiB (got 127 MiB). Stop "
         "other programs, or build for a smaller batch.",
     )
+
+
+@pytest.mark.parametrize("lacking", [1, 1 << 10, 1 << 19, (1 << 20) - 1, 1 << 20, 1 << 26])
+@pytest.mark.parametrize("needed", [1 << 20, (1 << 20) + 1, 123_456_789, 1 << 27, (1 << 35) + 5])
+def test_memory_that_lacks_a_little_is_less_in_the_message_too(needed: int, lacking: int) -> None:
+    entry = FileEntry(size=0, sha256="0" * 64)
+    tight = manifest(device_memory_bytes=needed).model_copy(update={"files": {"model.engine": entry}})
+    (one,) = problems(tight, replace(GPU_86, memory_bytes=max(0, needed - lacking)))
+    most, least = map(int, re.findall(r"(\d+) MiB", one))
+    assert most > least
+    assert most - least <= lacking / 2**20 + 2
 
 
 def test_weights_that_are_streamed_need_not_fit() -> None:

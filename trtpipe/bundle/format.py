@@ -29,6 +29,7 @@ from trtpipe.bundle.manifest import (
     FileEntry,
     Manifest,
     from_json,
+    step_to_folder,
     to_json,
 )
 from trtpipe.errors import InputError, user_error
@@ -277,7 +278,7 @@ def _opened(path: Path) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
-            f"{path}: must be a bundle's directory (got: {error.strerror}). Give the path of a bundle."
+            f"{path}: must be a bundle's directory (got: {error.strerror}). {step_to_folder(path)}"
         ) from None
     except OSError as error:
         raise user_error(error) or error from None

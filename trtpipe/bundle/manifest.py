@@ -11,16 +11,18 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from calib.corrections import corrections_path
+from calib.files import open_regular
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from calib.types import JsonObject
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, shell
 from trtpipe.job.build_options import CAPABILITY, MOST_EXTENT, HardwareCompatibility
 from trtpipe.job.limits import Limits
 from trtpipe.job.sections import Build, Precision, Transform
@@ -29,6 +31,7 @@ from trtpipe.outputs import MOST_NAME, PLAIN_NAME
 from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
+    ARCHIVE_SUFFIX,
     BINDING_DTYPES,
     EXTENTS,
     GOLDEN,
@@ -363,3 +366,19 @@ def _foreign(where: str, raw: object, known: object) -> str | None:
         )
     same = raw == known and isinstance(raw, bool) == isinstance(known, bool)
     return None if same else f"{json.dumps(raw)[:60]} at {where}, read as {json.dumps(known)[:60]}"
+
+
+def is_packed(head: bytes) -> bool:
+    """Whether a file that begins with `head`, 16 bytes or more, is a packed bundle: its first part is the manifest."""
+    return head.startswith(f"{MANIFEST}\0".encode())
+
+
+def step_to_folder(path: Path) -> str:
+    """What to do about a path that is no bundle's folder: unpack what it is, or what was packed of it; or give another
+    one."""
+    for packed in (path, path.with_name(f"{path.name}{ARCHIVE_SUFFIX}")):
+        with suppress(OSError), open_regular(packed) as file:
+            if is_packed(file.read(16)):
+                folder = "FOLDER" if packed == path else path
+                return f"Unpack {packed.name} first: {shell('trtpipe', 'unpack', packed, folder)}."
+    return "Give the path of a bundle."

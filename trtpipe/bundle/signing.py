@@ -29,7 +29,10 @@ DEVICE_KEYS = Path("/etc/trtpipe/trusted.pub")
 #: Several keys may stand in one file; a longer one is no file of keys or certificates.
 MOST_KEY_BYTES = 1 << 20
 
-_PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----\s*", re.DOTALL)
+_PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----(?:(?!-----BEGIN).)*?-----END PUBLIC KEY-----", re.DOTALL)
+#: What is left of a key whose block is damaged, or of something else in PEM: a marker, whole or not, or the first bytes
+#: of every Ed25519 key in Base64. Other text beside the blocks is a comment (RFC 7468).
+_REMAINS = re.compile(rb"-----\s*(?:BEGIN|END)\b|\b(?:BEGIN|END)\b.*\bKEY\b|MCowBQYDK2Vw", re.IGNORECASE)
 
 
 def generate_key(path: Path) -> Path:
@@ -97,10 +100,16 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
     """Every public key in the PEM file `path`, one or more.
 
     Raises:
-        InputError: unreadable, no key in it, or one that is not Ed25519.
+        InputError: unreadable, no key in it, one that is damaged, or one that is not Ed25519.
     """
     data = _read(path)
     blocks = _PEM_BLOCK.findall(data)
+    beside = _PEM_BLOCK.sub(lambda block: b"\n" * block[0].count(b"\n"), data)  # lines keep their numbers
+    if blocks and (left := _REMAINS.search(beside)) is not None:
+        raise InputError(
+            f"{path}: must hold whole public keys alone (got {len(blocks)}, and a part of something else in line "
+            f"{beside[: left.start()].count(10) + 1}). Repair that key, or take it out of the file."
+        )
     keys = []
     for block in blocks:
         try:

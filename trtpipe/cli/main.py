@@ -1,7 +1,7 @@
 """The command line: the module of each command, and the exit code of each way to end.
 
-0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 the build failed,
-70 a bug in trtpipe (with its traceback), 130 interrupted, 141 nobody reads its output any more
+0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 no engine can be made of
+the model, 70 a bug in trtpipe (with its traceback), 130 interrupted, 141 nobody reads its output any more
 """
 
 from __future__ import annotations

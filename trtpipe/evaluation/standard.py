@@ -7,10 +7,11 @@ the figure of any rows. The last two can be resampled, and so have a confidence 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +22,7 @@ from trtpipe.evaluation.metrics import similarity
 from trtpipe.model.labels import Labels
 from trtpipe.packages import not_installed
 
+_T = TypeVar("_T")
 Outputs = Mapping[str, Array]
 Rows = tuple[Array, Callable[[Array], float]]
 # `judge` holds a job's arguments against these.
@@ -32,6 +34,25 @@ class Unfit(Exception):
     """Outputs, labels or arguments that a metric cannot be made of; the text is what must hold, and what was got."""
 
 
+def _saying_which(metric: Callable[..., _T]) -> Callable[..., _T]:
+    """`metric`, whose refusals say which of several outputs it took where none was named."""
+
+    @functools.wraps(metric)
+    def named(
+        outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, *more: Any, **args: Any
+    ) -> _T:
+        try:
+            return metric(outputs, labels, ids, output, *more, **args)
+        except Unfit as error:
+            if output is not None or len(outputs) == 1:
+                raise
+            took = f"took output {next(iter(outputs))}, the first, as args.output names none"
+            raise Unfit(f"{took}, and {error}") from error
+
+    return named
+
+
+@_saying_which
 def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, k: Whole = 5) -> Array:
     """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0).
 
@@ -56,6 +77,7 @@ def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | Non
 IGNORED = 255
 
 
+@_saying_which
 def miou(
     outputs: Outputs,
     labels: Labels,
@@ -121,6 +143,7 @@ def class_map(output: Array) -> Array:
     return (flat > 0).astype(np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
 
 
+@_saying_which
 def psnr(
     outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Reach = 1.0
 ) -> Rows:
@@ -142,6 +165,7 @@ def psnr(
     return rows, total
 
 
+@_saying_which
 def ssim(
     outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Reach = 1.0
 ) -> Array:
@@ -176,12 +200,14 @@ def _blurred(x: Array) -> Array:
     return x
 
 
+@_saying_which
 def mae(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None) -> Array:
     """Mean absolute difference of each sample, float64 [S]."""
     a, b = _pair(outputs, labels, output)
     return np.asarray(np.abs(a - b).reshape(len(a), -1).mean(axis=1))
 
 
+@_saying_which
 def cosine(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None) -> Array:
     """Cosine similarity of each sample's vector, float64 [S]; 0 where one of the two is zero, 1 where both are."""
     a, b = (x.reshape(len(x), -1) for x in _pair(outputs, labels, output))

@@ -146,7 +146,9 @@ def _corrections(value: object) -> bool | tuple[Correction, ...]:
     """All, none, or the steps named."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, tuple) and all(step in CORRECTIONS for step in value) and len(set(value)) == len(value):
+    if isinstance(value, tuple) and all(step in CORRECTIONS for step in value):
+        if len(set(value)) < len(value):
+            raise PydanticCustomError("must", "name each step once")
         return value
     raise PydanticCustomError("must", f"be true, false or a list of {either(CORRECTIONS)}")
 

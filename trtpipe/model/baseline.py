@@ -124,7 +124,7 @@ def _recorded(
                 at_first, attributes = tuple(eager), plain_attributes(loaded.module)
             shapes, own = ([list(t.shape) for t in some] for some in (outputs, eager))
             if name == "trace" and (failed or shapes != own):
-                require_unchanged(loaded, args, eager)  # a state may be of one size
+                require_repeatable(loaded, args, args, eager)  # a state may be of one size
                 raise _of_one_size(loaded, failed or f"it gives {shapes} where the model gives {own}")
             if shapes != own:
                 raise InputError(

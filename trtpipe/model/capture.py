@@ -12,7 +12,7 @@ from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.products import WEIGHTED
-from trtpipe.model.repeating import drop_writes, require_no_draws
+from trtpipe.model.repeating import drop_writes, exported, require_no_draws
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
@@ -30,7 +30,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
-        InputError: the model's own code raised, it draws random numbers, or it keeps a state.
+        InputError: the model's own code raised, it draws random numbers, keeps a state, or gives other outputs again.
     """
     import torch
 
@@ -48,7 +48,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.transposes import join_transposes
     from trtpipe.model.widening import widened
 
-    program = export(loaded.module, loaded.inputs)
+    program = exported(loaded)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
         warnings.simplefilter("ignore")
         graph = graph_module(program.run_decompositions({}))

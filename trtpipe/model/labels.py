@@ -287,6 +287,9 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: 
             hint = "Its boxes are of another picture: take the annotations of the pictures that are checked."
             raise _fault(path, must, f"width {size[0]}, height {size[1]}", hint)
         result.append(replace(_boxes(by_image[image.id], size, spec), place=places[image.id]))
+    if not data.annotations:
+        hint = "Files that only list pictures, as of COCO's test images, are no labels."
+        raise _fault(path, "hold annotations", f"none for {len(data.images)} images", hint)
     return tuple(result)
 
 

@@ -45,6 +45,7 @@ from trtpipe.runtime.executor import (
 )
 from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
+from trtpipe.trt.flavour import without_effect
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel
 
@@ -103,8 +104,7 @@ def write_kit(
         job, table, how = better
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
-    if release and job.build.target == "onnxruntime":
-        note = f"a kit for onnxruntime is for no TensorRT: its release {release} has no effect"
+    if note := without_effect("a kit", job.build.target, release):
         report = dataclasses.replace(report, notes=(*report.notes, note))
     requested = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
     if requested:  # both are for the report.html of a build, which a kit has not
@@ -159,7 +159,7 @@ def finish_kit(
     """
     stages = Stages(reporter)
     with stages("verify"):
-        kit, _ = admit(path, key)
+        kit, signature = admit(path, key)
         graph = kit_graph(kit)
         manifest = kit.manifest
         if (out / manifest.name).resolve() == path.resolve():
@@ -176,6 +176,10 @@ def finish_kit(
         engine = make(graph, progress)
     with stages("check") as progress:
         report, memory = _check(kit, engine, make, progress)
+    if key is None:  # else its signature was held against that
+        demand = "" if kit.signature else ", and this device has no key that demands a signature (--key)"
+        note = f"the kit was taken as it is: {signature}{demand}"
+        report = dataclasses.replace(report, notes=(note, *report.notes))
     with stages("bundle"):
         target = manifest.build.target
         finished, files = bundle_contents(

@@ -49,7 +49,16 @@ def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str)
     assert calibration.table is not None
     if table.digests.get("graph") == exact:
         digests = {**digests, "graph": exact}
-    table.require(calibration.table, digests, table.algorithm, table.percentile)
+    try:
+        table.require(calibration.table, digests, table.algorithm, table.percentile)
+    except CalibError as error:
+        if table.changed(digests, table.algorithm, table.percentile) != ("graph",):
+            raise
+        raise CalibError(
+            f"{calibration.table}: must belong to this job (got one for another graph of the same weights: other "
+            "operations or constants, or an input that the job declares with another dtype or normalize). Declare it "
+            "as the table's job does, or calibrate again."
+        ) from error
     return table
 
 

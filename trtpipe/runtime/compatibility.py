@@ -16,6 +16,7 @@ The rules are NVIDIA's:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -351,10 +352,8 @@ def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]
     if free is None or needed <= free:
         return []
     what = "activations" if streamed else "weights and activations"
-    return [
-        f"memory: {what} need {needed / 2**20:.0f} MiB (got {free / 2**20:.0f} MiB). Stop other programs, or build for "
-        "a smaller batch."
-    ]
+    most, least = math.ceil(needed / 2**20), math.floor(free / 2**20)  # which differ, however near the two are
+    return [f"memory: {what} need {most} MiB (got {least} MiB). Stop other programs, or build for a smaller batch."]
 
 
 def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:

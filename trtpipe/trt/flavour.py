@@ -183,6 +183,13 @@ def require_version(text: str) -> None:
         raise InputError(f"--for: must be a version like 10.3.0 (got {text!r}).")
 
 
+def without_effect(what: str, target: str, release: str | None) -> str:
+    """A note where a release of TensorRT is given for `what` and its target is none; empty otherwise."""
+    if release is None or target in _OLDEST:
+        return ""
+    return f"{what} for {target} is for no TensorRT: its release {release} has no effect"
+
+
 def same_release(one: str, other: str) -> bool:
     """Whether two versions are of one release, 10.16.1 and 10.16.1.11, whose builds load each other's plans."""
     return parse_version(one)[:3] == parse_version(other)[:3]

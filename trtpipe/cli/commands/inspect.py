@@ -17,6 +17,7 @@ from calib.table import CalibrationTable
 from calib.trt_cache import CACHE_MAGIC, read_cache
 from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
+from trtpipe.bundle.manifest import is_packed
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import figure_lines
 from trtpipe.cli.commands.options import InputPath, json_option
@@ -73,7 +74,7 @@ def described(path: Path) -> JsonObject:
         return _bundle(path.parent)
     if suffix_of(path) == ".onnx":
         return _onnx(path)
-    if head.startswith(f"{MANIFEST}\0".encode()):
+    if is_packed(head):
         raise InputError(f"{path}: is a packed bundle. Run `{shell('trtpipe', 'unpack', path, 'FOLDER')}`.")
     if any(magic in head for magic in MAGICS):
         return _engine(path)

@@ -13,6 +13,7 @@ from trtpipe.job.importable import on_path
 from trtpipe.job.load import distinct_names, read_jobs
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.validate import plan, validate
+from trtpipe.trt.flavour import without_effect
 
 
 @click.command("validate", short_help="Say every problem of jobs, building nothing.")
@@ -31,9 +32,8 @@ def command(
         raise click.UsageError("--deep must not be given with --job-only or --for: it runs the model here.")
     problems_by_job = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     good = [path for path, problems in problems_by_job.items() if not problems]
-    for problem in distinct_names(
-        (path, job.name) for path in good for job in read_jobs(path, overrides, paths_exist=False)
-    ):
+    jobs_of = {path: read_jobs(path, overrides, paths_exist=False) for path in good}
+    for problem in distinct_names((path, job.name) for path, several in jobs_of.items() for job in several):
         problems_by_job[Path(str(problem.file))] += (problem,)
     faults: dict[Path, tuple[TrtpipeError, ...]] = {}
     for path, problems in problems_by_job.items():
@@ -43,6 +43,9 @@ def command(
             faults[path] = tuple(error for job in plan(path, overrides) for error in deep_problems(job))
             for error in faults[path]:
                 console.err(f"{path}: {error}")
+        useless = [without_effect("a job", job.build.target, version) for job in jobs_of.get(path, ())]
+        if useless and all(useless):  # of a matrix it may be for some
+            console.err(f"{path}: note: {useless[0]}")
         if not problems and not faults.get(path) and not as_json:
             console.out(f"{path}: ok")
         if any(p.missing for p in problems) and not validate(path, overrides, here=False, version=version):
