@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import nets
 import numpy as np
 import pytest
@@ -54,7 +56,33 @@ def built(network: nn.Module, channels: int) -> Captured:
     return capture(nets.loaded(network, out_shape=("N", channels)))
 
 
+def across(pool: nn.Module, out: int) -> Captured:
+    """Linear layers along the last axis of images [N, 3, 8, 8], and what joins values of that axis between them."""
+    torch.manual_seed(3)
+    parts = nn.Linear(8, 16), nn.ReLU(), pool, nn.Linear(out, 4)
+    shape = nn.Sequential(*parts)(torch.zeros(1, 3, 8, 8)).shape[1:]
+    return capture(nets.loaded(nn.Sequential(*parts).eval(), out_shape=("N", *shape)))
+
+
+class Mean(nn.Module):
+    """Of the last two axes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+#: Between two linear layers none of these keeps the channels, which are on the last axis, apart.
+ACROSS = {
+    "max pool": (nn.MaxPool2d(2), 8),
+    "max pool of one size": (nn.MaxPool2d(3, 1, 1), 16),
+    "average pool": (nn.AvgPool2d((1, 2)), 8),
+    "adaptive pool": (nn.AdaptiveAvgPool2d((4, 8)), 8),
+    "mean": (Mean(), 3),
+    "one pixel": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), 3),
+}
+
 NETWORKS = {
+    **{f"across: {name}": (functools.partial(across, *args), 0) for name, args in ACROSS.items()},
     "relu": (lambda: built(Inverted(nn.ReLU), 5), 3),
     "relu6": (lambda: built(Inverted(nn.ReLU6), 5), 3),
     "gelu": (lambda: built(Inverted(nn.GELU), 5), 0),

@@ -22,10 +22,10 @@ from trtpipe.model.products import WEIGHTED
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+#: Those that join values along the last two axes: channels stay apart on the axis before these alone.
+_ACROSS = frozenset(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean"))
 #: One input, and relu(s x) = s relu(x): the same channels before and after.
-HOMOGENEOUS = frozenset(
-    (*COPIES, "relu", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout")
-)
+HOMOGENEOUS = frozenset((*COPIES, *_ACROSS, "relu", "leaky_relu", "dropout"))
 #: Those that cut at a positive bound: exact for channels that stay below it when they are scaled.
 _CLIPPED = frozenset(("hardtanh", "relu6", "clamp"))
 #: Their weight is [C_out, C_in / groups, ...].
@@ -108,7 +108,9 @@ class _DomainSearch:
         if name in LINEAR and self._absorbs(node):
             self._read(node, name)
             self._make(node, node.meta["val"].dim() - 1 if name == "linear" else 1)
-        elif name in HOMOGENEOUS and len(read) == 1 and self._keeps_channels(node, read[0], name):
+        elif name in HOMOGENEOUS and len(read) == 1 and _keeps_channels(node, read[0], name):
+            if name in _ACROSS:
+                self._use(read[0], read[0].meta["val"].dim() - 3)
             self._join(read[0], node)
         elif name in _CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
             self._join(read[0], node)
@@ -117,6 +119,7 @@ class _DomainSearch:
             self._join(read[0], node)
             self._join(read[1], node)
         elif name in ("reshape", "flatten", "view") and _drops_ones(node, read):
+            self._use(read[0], 1)
             self._join(read[0], node)
         elif name == "layer_norm" and len(node.args) > 2 and self._own(node.args[2]):
             self._freeze(read[0])
@@ -149,12 +152,6 @@ class _DomainSearch:
 
     def _make(self, node: Node, axis: int) -> None:
         self._use(node, axis).makers.append(node)
-
-    def _keeps_channels(self, node: Node, x: Node, name: str) -> bool:
-        if name != "mean":
-            return True
-        dims = {d % x.meta["val"].dim() for d in node.args[1]} if len(node.args) > 1 else set()  # type: ignore[union-attr]
-        return x.meta["val"].dim() == 4 and dims == {2, 3}
 
     def _draft(self, node: Node) -> _DomainDraft:
         if node not in self._drafts:
@@ -192,6 +189,14 @@ def _upper_bound(node: Node, name: str) -> float | None:
     default = (0.0, 6.0) if name == "relu6" else (-1.0, 1.0) if name.startswith("hardtanh") else (None, None)
     low, high = (*node.args[1:3], *default[len(node.args) - 1 :])[:2]
     return float(high) if low == 0 and isinstance(high, (int, float)) and high > 0 else None
+
+
+def _keeps_channels(node: Node, x: Node, name: str) -> bool:
+    """Whether what is no mean, or one over the last two of four axes, may keep channels apart."""
+    if name != "mean":
+        return True
+    dims = {d % x.meta["val"].dim() for d in node.args[1]} if len(node.args) > 1 else set()  # type: ignore[union-attr]
+    return x.meta["val"].dim() == 4 and dims == {2, 3}
 
 
 def _drops_ones(node: Node, read: list[Node]) -> bool:
