@@ -1,9 +1,24 @@
-"""When a step is kept, by hand."""
+"""When a step is kept, by hand; and by thresholds that have not seen what judges."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import nets
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from trtpipe.quantization.corrections.guard import MOST_DB, Score
+from calib.data import open_source
+from calib.samples import DataSpec, InputSpec
+from calib.table import CalibrationTable
+from trtpipe.model.capture import capture
+from trtpipe.progress import Silent
+from trtpipe.quantization.calibrate import calibrate
+from trtpipe.quantization.corrections.guard import MOST_DB, CrossGuard, Guard, Score
+from trtpipe.quantization.corrections.samples import Samples
+from trtpipe.values import Captured
 
 
 @pytest.mark.parametrize(
@@ -27,3 +42,54 @@ def test_decibels_are_those_of_the_whole_noise() -> None:
     assert Score(torch.tensor([0.05, 0.05], dtype=torch.float64)).decibels == pytest.approx(10.0)
     assert Score(torch.zeros(3, dtype=torch.float64)).decibels == MOST_DB
     assert Score(torch.tensor([float("nan")], dtype=torch.float64)).decibels == -MOST_DB
+
+
+def batches(count: int, seed: int = 0) -> list[list[torch.Tensor]]:
+    return [[nets.images(4, 3, 8, 8, seed=seed + k) * (k + 1)] for k in range(count)]
+
+
+def calibrated(captured: Captured, folder: Path, some: list[list[torch.Tensor]]) -> CalibrationTable:
+    np.save(folder / "x.npy", torch.cat([b[0] for b in some]).numpy())
+    source = open_source(DataSpec(arrays=str(folder / "x.npy")), [InputSpec("image", "float32", (3, 8, 8))])
+    return calibrate(
+        captured, source, batch_size=4, algorithm="minmax", percentile=99.99, digests={}, progress=Silent()
+    )
+
+
+def network() -> Captured:
+    torch.manual_seed(0)
+    return capture(nets.loaded(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)).eval(),
+                               out_shape=("N", 4, 4, 4)))  # fmt: skip
+
+
+def test_each_half_is_judged_with_thresholds_of_the_other(tmp_path: Path) -> None:
+    captured, first, second = network(), batches(3), batches(3, 50)
+    tables = [calibrated(captured, tmp_path, half) for half in (first, second)]
+    cross = CrossGuard(captured, (first, second), 2)
+    amax = cross.thresholds(captured, tables[0])
+    assert amax == tuple(table.amax for table in tables)
+    of_first = Guard(captured, first[-2:]).measured(captured, tables[1].amax)
+    of_second = Guard(captured, second[-2:]).measured(captured, tables[0].amax)
+    both = cross.measured(captured, amax)
+    torch.testing.assert_close(both.noise, torch.cat([of_first.noise, of_second.noise]) / 2)
+
+
+def test_a_threshold_that_only_the_judges_have_made_does_not_count(tmp_path: Path) -> None:
+    """The larger half is cut by the other's thresholds, by all samples' it is not."""
+    captured, small, large = network(), batches(2), [[b[0] * 4] for b in batches(2, 50)]
+    table = calibrated(captured, tmp_path, [*small, *large])
+    cross = CrossGuard(captured, (small, large), 2)
+    unseen = cross.measured(captured, cross.thresholds(captured, table)).decibels
+    assert unseen < cross.measured(captured, (table.amax, table.amax)).decibels - 6
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_halves_are_of_all_samples_and_as_large(count: int) -> None:
+    every = batches(count)
+    fit = tuple(b for i, b in enumerate(every) if i % 8 != 1 and i % 4 != 3)
+    judge = tuple(b for i, b in enumerate(every) if i % 4 == 3)
+    samples = Samples(fit, tuple(b for i, b in enumerate(every) if i % 8 == 1), judge)
+    first, second = samples.halves
+    assert len(first) == len(second) == count // 2
+    assert {id(b[0]) for b in (*first, *second)} == {id(b[0]) for b in every}
+    assert second[-len(judge) :] == judge

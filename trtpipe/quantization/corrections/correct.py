@@ -10,12 +10,10 @@ it in INT8: what is fitted later changes nothing of an earlier one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
-
-import torch
 
 from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
@@ -26,7 +24,7 @@ from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
-from trtpipe.quantization.corrections.guard import Guard, Score
+from trtpipe.quantization.corrections.guard import CrossGuard, Guard, Score
 from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, MOST_SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
@@ -41,8 +39,9 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.progress import Progress
 
-#: Further samples that judge thresholds. What these cut shows on few of them: of two networks one photograph in twelve
-#: had all the loss, 4 and 7 dB over the set, and in every fourth run none of those was among the 16 that judged.
+#: Further samples that judge thresholds, and samples of each half that judge scales. What is cut shows on few of them:
+#: of two networks one photograph in twelve had all the loss, 4 and 7 dB over the set, and in every fourth run none of
+#: those was among the 16 that judged.
 MORE_JUDGES = 32
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
@@ -165,11 +164,12 @@ class _Corrector:
         if self._gain(scores, before.scores):
             self._table, self._amax, self._scores = table, amax, scores
             return
-        after = nine_digits(scores[self._at].decibels)
+        figures = {
+            "before_db": nine_digits(before.scores[self._at].decibels),
+            "after_db": nine_digits(scores[self._at].decibels),
+        }
         self._steps[before.steps :] = [
-            s.model_copy(
-                update={"kept": False, "after_db": after, "detail": f"{s.detail}; with thresholds of all samples"}
-            )
+            s.model_copy(update={**figures, "kept": False, "detail": f"{s.detail}; with thresholds of all samples"})
             if s.kept
             else s
             for s in self._steps[before.steps :]
@@ -194,15 +194,14 @@ class _Corrector:
         """In every placement."""
         return [self._guard.measured(p.of(captured), amax) for p in self._placements]
 
-    def _tried(self, captured: Captured, amax: Mapping[str, float], *, first: int = 0) -> list[Score]:
-        """In every placement from the `first` on, of a step, which changes nothing of those before it. Where this one
+    def _tried(self, measured: Callable[[Placement], Score], before: Sequence[Score], *, first: int = 0) -> list[Score]:
+        """In every placement from the `first` on, of a step that changes nothing of those before it. Where this one
         does not gain it is taken back: the others stay as they were, and cost nothing."""
-        own = self._guard.measured(self._placements[self._at].of(captured), amax)
-        scores = list(self._scores)
-        scores[self._at] = own
-        if own.beats(self._scores[self._at]):
+        scores = list(before)
+        scores[self._at] = own = measured(self._placements[self._at])
+        if own.beats(before[self._at]):
             for at in set(range(first, len(scores))) - {self._at}:
-                scores[at] = self._guard.measured(self._placements[at].of(captured), amax)
+                scores[at] = measured(self._placements[at])
         return scores
 
     def _placed(self) -> Captured:
@@ -246,27 +245,41 @@ class _Corrector:
         if any(d.clips for d in domains) and not all(d.clips for d in domains):
             tries.append([d for d in domains if not d.clips])
         by_name = {n.name: n for n in self._now.graph.graph.nodes}
-        moved = [[_moved(d, by_name) for d in some] for some in tries]
+        moved = [[d.moved(by_name) for d in some] for some in tries]
         values = {by_name[n.name]: held for n, held in self._values.items()}
-        best = None
+        before, best = [self._crosswise(self._now, (self._amax, self._amax))(p) for p in self._placements], None
         for some in moved:
             arrays = equalize(self._now.graph, some, values)
             if not arrays:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
-            table, amax = self._calibrated(trial, self._few)
-            scores = self._tried(trial, amax)
-            gains = self._gain(scores, self._scores)
+            scores = self._tried(self._crosswise(trial, self._cross.thresholds(trial, self._table)), before)
+            gains = self._gain(scores, before)
             if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
-                best = (scores, trial, table, amax, arrays, f"{len(some)} groups of channels")
+                best = (scores, trial, arrays, f"{len(some)} groups of channels")
             if gains:
                 break
         if best is None:
             return
-        scores, trial, table, amax, arrays, detail = best
-        if self._note(name, self._gain(scores, self._scores), scores, detail):
+        scores, trial, arrays, detail = best
+        if self._note(name, self._gain(scores, before), scores, detail, compared=before):
+            table, amax = self._calibrated(trial, self._few)
             self._now, self._table, self._amax = trial, table, amax
             self._arrays = merged(self._arrays, arrays)
+            self._scores = self._measured(trial, amax)
+
+    def _crosswise(
+        self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]]
+    ) -> Callable[[Placement], Score]:
+        """What measures a placement on samples of each half with thresholds of the other; those that stay do."""
+        fixed = self._fixed_amax
+        both = ({**amax[0], **fixed}, {**amax[1], **fixed})
+        return lambda placement: self._cross.measured(placement.of(captured), both)
+
+    @cached_property
+    def _cross(self) -> CrossGuard:
+        halves = self._samples.halves
+        return CrossGuard(self._plain, halves, -(-MORE_JUDGES // len(halves[0][0][0])))
 
     @cached_property
     def _values(self) -> dict[Node, ChannelValues]:
@@ -314,7 +327,7 @@ class _Corrector:
         """Take a step if it gains on the samples kept apart, and on others that are `unseen` by this step."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays, (self._now, self._arrays))
-        scores = self._tried(trial, trial_amax, first=self._at)
+        scores = self._tried(lambda p: self._guard.measured(p.of(trial), trial_amax), self._scores, first=self._at)
         gains, why = self._gain(scores, self._scores), ""
         more = unseen[: -(-MORE_JUDGES // len(unseen[0][0]))] if unseen else ()
         if gains and more:
@@ -326,15 +339,25 @@ class _Corrector:
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
         return kept
 
-    def _note(self, name: str, kept: bool, scores: Sequence[Score], detail: str, why: str = "") -> bool:
-        score, now = scores[self._at], self._scores[self._at]
+    def _note(
+        self,
+        name: str,
+        kept: bool,
+        scores: Sequence[Score],
+        detail: str,
+        why: str = "",
+        compared: Sequence[Score] = (),
+    ) -> bool:
+        """A line on a step, which is compared with the scores of now, or with others."""
+        compared = compared or self._scores
+        score, now = scores[self._at], compared[self._at]
         before, after = nine_digits(now.decibels), nine_digits(score.decibels)
         if len(self._placements) > 1:
             detail += f", with what {self._placements[self._at].title} has in INT8"
         detail += why
         if not why and kept is (score.decibels < now.decibels) and math.isfinite(gain := score.mean_gain(now)):
             detail += f"; in the mean of the samples {gain:+.1f} dB"
-        for placement, other, was in zip(self._placements, scores, self._scores, strict=True):
+        for placement, other, was in zip(self._placements, scores, compared, strict=True):
             if other is not score and was.beats(other):
                 detail += f"; {was.decibels:.1f} to {other.decibels:.1f} dB with what {placement.title} has"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
@@ -353,17 +376,6 @@ class _BeforeScalings:
     scores: Sequence[Score]
     arrays: Arrays
     steps: int
-
-
-def _moved(domain: Domain, by_name: Mapping[str, torch.fx.Node]) -> Domain:
-    """The same domain of a copy of its graph."""
-    return replace(
-        domain,
-        tensors=tuple(by_name[n.name] for n in domain.tensors),
-        makers=tuple(by_name[n.name] for n in domain.makers),
-        readers=tuple(by_name[n.name] for n in domain.readers),
-        clips=tuple((by_name[n.name], bound) for n, bound in domain.clips),
-    )
 
 
 def _levels(fitted: Fitted) -> dict[str, Array]:

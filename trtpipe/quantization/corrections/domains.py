@@ -11,7 +11,8 @@ Sources: Nagel et al., "Data-Free Quantization through Weight Equalization and B
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,16 @@ class Domain:
     readers: tuple[Node, ...]
     clips: tuple[tuple[Node, float], ...]
     normalized: bool
+
+    def moved(self, nodes: Mapping[str, Node]) -> Domain:
+        """The same domain of a copy of its graph, whose `nodes` are given by name."""
+        return replace(
+            self,
+            tensors=tuple(nodes[n.name] for n in self.tensors),
+            makers=tuple(nodes[n.name] for n in self.makers),
+            readers=tuple(nodes[n.name] for n in self.readers),
+            clips=tuple((nodes[n.name], bound) for n, bound in self.clips),
+        )
 
 
 @dataclass

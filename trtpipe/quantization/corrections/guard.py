@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from calib.audit import choose
+from calib.histogram import Histogram
+from calib.observers import HistogramObserver
+from calib.table import CalibrationTable
 from trtpipe.quantization.partial import BatchTensors, Partial, roundings
 from trtpipe.quantization.precision import ScaleTypes
+from trtpipe.quantization.quantize import prepare
 from trtpipe.quantization.rounding import LEAST_MAGNITUDE
 from trtpipe.values import Captured
 
@@ -85,6 +90,51 @@ class Score:
         return float(
             (10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))).mean()
         )
+
+
+class CrossGuard:
+    """How close a graph comes with thresholds that have not seen the samples which judge: those of two halves of the
+    samples, each held against the model on the other half.
+
+    Scaled channels use up the room between their largest value and the tensor's threshold, so that samples which no
+    threshold was made from lose by it what samples of the calibration never show.
+    """
+
+    def __init__(
+        self, captured: Captured, halves: tuple[Sequence[BatchTensors], Sequence[BatchTensors]], judges: int
+    ) -> None:
+        """`judges`: batches of each half that judge, the last ones."""
+        self._halves = halves
+        self._guards = [Guard(captured, half[-judges:]) for half in halves]
+
+    def thresholds(self, captured: Captured, like: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Of each half, what the algorithm of the table `like` chooses for each of the graph's tensors.
+
+        Raises:
+            calib.CalibError: a tensor held NaN or infinity.
+        """
+        prepared = prepare(captured)
+        for at, half in enumerate(self._halves):
+            for observer in prepared.observers.values():
+                observer.histogram = observer.histogram or HistogramObserver()
+                observer.histogram.half = at
+            with torch.inference_mode():
+                for batch in half:
+                    prepared.graph(*batch)
+        seen = {key: o.histogram.halves for key, o in prepared.observers.items() if o.histogram is not None}
+        first, second = (
+            {
+                key: choose(key, (halves[at], Histogram.empty()), like.algorithm, like.percentile)[0]
+                for key, halves in seen.items()
+            }
+            for at in (0, 1)
+        )
+        return first, second
+
+    def measured(self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]]) -> Score:
+        """In INT8 with thresholds of each half, judged by samples of the other."""
+        scores = [guard.measured(captured, other) for guard, other in zip(self._guards, reversed(amax), strict=True)]
+        return Score(torch.cat([s.noise for s in scores]) / len(scores))
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:

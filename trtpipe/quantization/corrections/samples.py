@@ -30,6 +30,12 @@ class Samples:
     local: tuple[BatchTensors, ...]
     judge: tuple[BatchTensors, ...]
 
+    @property
+    def halves(self) -> tuple[tuple[BatchTensors, ...], tuple[BatchTensors, ...]]:
+        """All of them in two halves, from all along the source, those that judge last in the second one."""
+        first = [b for i, b in enumerate(self.fit) if i % 5 != 3]
+        return tuple(first), (*self.fit[3::5], *self.local, *self.judge)
+
 
 def drawn(captured: Captured, source: Source) -> Samples | None:
     """The first samples of the source that differ, every eighth batch apart; None when there are too few.
