@@ -18,11 +18,30 @@ from calib.errors import CalibError
 from calib.files import FETCH, LFS_POINTER, as_text, is_lfs_pointer, open_regular, unreadable
 from calib.folders import class_folders, images_below
 from calib.samples import InputSpec, Sample, TransformSpec, fit
+from calib.strictjson import loads
 from calib.types import Array
 from calib.user_code import import_callable, undone, user_data
 
 #: What Pillow raises as it opens or decodes a file that is damaged, too large or no image.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+#: What recipes of images begin with; then the transform as JSON, and a digest of a callable's source.
+_IMAGES = "images "
+
+
+def transform_of(recipe: str) -> dict[str, object]:
+    """By what images of `recipe` (`Source.recipe`) became arrays: the values of a TransformSpec that are no defaults,
+    by name. Nothing where they were taken as they are, or are no images."""
+    line = recipe.partition("\n")[0]
+    try:
+        given = (
+            loads(line.removeprefix(_IMAGES)[: line.rindex("}") + 1 - len(_IMAGES)]) if line.startswith(_IMAGES) else {}
+        )
+    except (ValueError, RecursionError):  # of a table that was written by hand
+        return {}
+    default = asdict(TransformSpec())
+    return {k: v for k, v in given.items() if v != default.get(k)} if isinstance(given, dict) else {}
 
 
 def beyond_8_bits(mode: str) -> str | None:
@@ -141,7 +160,7 @@ class ImageTransform:
         self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]
         self._std = None if std is None else np.array(std, np.float32)[:, None, None]
         self._spec = spec
-        self.recipe = "images " + json.dumps(asdict(spec), sort_keys=True) + source_digest(self._callable)
+        self.recipe = _IMAGES + json.dumps(asdict(spec), sort_keys=True) + source_digest(self._callable)
 
     @functools.cached_property
     def _steps(self) -> list[Callable[[Image.Image], Image.Image]]:

@@ -13,20 +13,31 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from PIL import Image
 
 from calib.audit import Audit, TensorAudit, threshold_warnings
 from calib.corrections import Corrections, Step
 from calib.data import Source, open_source
 from calib.errors import CalibError
+from calib.histogram import Histogram
+from calib.images import transform_of
 from calib.samples import DataSpec, InputSpec
-from calib.table import CalibrationTable, given_table
+from calib.table import CalibrationTable, given_table, make_table
 from trtpipe.api import build, calibrate
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Calibration, Correction, Precision
 from trtpipe.model.capture import capture
+from trtpipe.model.data import open_check
 from trtpipe.pipeline.cache.reads import Read
 from trtpipe.pipeline.lowered import Lowered
-from trtpipe.pipeline.tables import digests_of, overlap_warnings, read_table, table_notes, verdict_warnings
+from trtpipe.pipeline.tables import (
+    digests_of,
+    overlap_warnings,
+    read_table,
+    require_transform,
+    table_notes,
+    verdict_warnings,
+)
 from trtpipe.pipeline.validate import validate
 from trtpipe.values import LayerPrecision, PrecisionName
 
@@ -324,3 +335,74 @@ def test_check_samples_calibrated_on_in_another_dtype_are_named(tmp_path: Path) 
     calibrated = dict(zip(calibration.ids, calibration.sample_digests, strict=True))
     (warning,) = overlap_warnings(CalibrationTable("mse", 99.99, {}, {}, calibrated, "", audit), check)
     assert warning.startswith("3 of 4 check samples were calibrated on too (first: check.npy[")
+
+
+TRANSFORMS = {
+    "resized": ({"resize": 32}, "resize 32"),
+    "cut": ({"center_crop": [16, 16]}, "center_crop [16, 16]"),
+    "normalized": (
+        {"normalize": {"mean": [0.5], "std": [0.25]}}, "normalize_mean [0.5], normalize_std [0.25]",
+    ),
+    "called": ({"callable": "numpy:asarray"}, "callable numpy:asarray"),
+    "of another filter": ({"resize": 32, "interpolation": "bicubic"}, "interpolation bicubic, resize 32"),
+}  # fmt: skip
+
+
+def with_table(folder: Path, transform: dict[str, Any] | None, check: dict[str, Any]) -> Job:
+    """A job with a table of images made by `transform`, and that check."""
+    Image.new("RGB", (40, 40)).save(folder / "one.png")
+
+    def job(calibration: dict[str, Any], check: dict[str, Any]) -> Job:
+        return Job.model_validate(
+            {
+                "name": "job",
+                "model": {"factory": "nets:make"},
+                "inputs": {"image": {"shape": ["N", 3, 16, 16], "N": {"min": 1, "opt": 1, "max": 2}}},
+                "outputs": {"out": {}},
+                "precision": {"int8_mode": True},
+                "calibration": calibration,
+                "check": {"limits": {"cosine_min": 0.9}, **check},
+            }
+        )
+
+    images = {"images": str(folder)} if transform is None else {"images": str(folder), "transform": transform}
+    recipe = open_check(job(images, images)).recipe
+    seen = {":head": (Histogram.of([1.0]), Histogram.empty())}
+    samples = {"one.png": "0" * 64}
+    make_table(seen, "minmax", 99.99, {}, samples, recipe, 1, 1, None, ()).save(folder / "t.json")
+    return job({"table": str(folder / "t.json")}, check)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_table_in_the_place_of_images_does_not_take_their_transform_along(tmp_path: Path, name: str) -> None:
+    transform, said = TRANSFORMS[name]
+    job = with_table(tmp_path, transform, {"images": str(tmp_path)})
+    table = CalibrationTable.load(tmp_path / "t.json")
+    with pytest.raises(CalibError) as caught:
+        require_transform(job, table)
+    assert str(caught.value) == (
+        f"{tmp_path}/t.json: must come with check.transform, as the images that it was made of had one (got none; "
+        f"theirs: {said}). Give the check's images theirs; {{}} takes them as they are."
+    )
+
+
+@pytest.mark.parametrize(
+    ("transform", "check"),
+    [
+        (None, {"images": "."}),
+        ({}, {"images": "."}),
+        ({"resize": 32}, {"images": ".", "transform": {}}),
+        ({"resize": 32}, {"images": ".", "transform": {"resize": 32}}),
+        ({"resize": 32}, {"arrays": "x.npy"}),
+    ],
+)
+def test_a_transform_is_not_missed_where_none_was_or_the_job_says_which(
+    tmp_path: Path, transform: dict[str, Any] | None, check: dict[str, Any]
+) -> None:
+    job = with_table(tmp_path, transform, check)
+    require_transform(job, CalibrationTable.load(tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("recipe", ["", "arrays", "images", "images {", "images []", "images {{}", "factory a:b {}"])
+def test_a_recipe_of_no_images_has_no_transform(recipe: str) -> None:
+    assert transform_of(recipe) == {}

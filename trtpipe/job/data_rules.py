@@ -171,7 +171,8 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
         return
     path: KeyPath = (section, "transform")
     if data.images is None and sources_given:
-        yield Broken(path, "be given only with images", f"transform with {sources_given[0]}", "Remove transform.")
+        hint = "Give it as check.transform." if sources_given[0] == "table" else "Remove transform."
+        yield Broken(path, "be given only with images", f"transform with {sources_given[0]}", hint)
     if "interpolation" in changed(transform) and transform.resize is None and transform.callable is None:
         yield Broken((*path, "interpolation"), "be given only with resize", "no resize", "It steers resize alone.")
     yield from named_callable(transform.callable, (*path, "callable"))

@@ -22,7 +22,7 @@ from trtpipe.pipeline.controls import control, departures, graph_and_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
-from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes, verdict_warnings
+from trtpipe.pipeline.tables import digests_of, observe, read_table, require_transform, table_notes, verdict_warnings
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -92,7 +92,9 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
     digests = digests_of(captured, prepared.loaded.weights_digest)
     with stages("calibrate") as progress:
         if calibration.table is not None:
-            return read_table(calibration, digests, captured.digest)
+            table = read_table(calibration, digests, captured.digest)
+            require_transform(job, table)
+            return table
         table = observe(job, calibration, captured, prepared.calibration_samples, digests, progress, prepared.device)
         for note in table_notes(job, table):
             progress.note(note)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from calib.audit import data_warnings, doubtful_thresholds
 from calib.errors import CalibError
+from calib.images import transform_of
 from calib.samples import copies
 from calib.table import CalibrationTable
 from trtpipe.job.sections import CORRECTIONS, GRAPH_CORRECTIONS
@@ -88,6 +89,24 @@ def table_as_asked(calibration: Calibration, *, histograms: bool = False) -> Cal
             "out, or calibrate again."
         )
     return table
+
+
+def require_transform(job: Job, table: CalibrationTable) -> None:
+    """Refuse a job that is given `table` in the place of images and does not say what the check's are made by: without
+    the table that is calibration's transform, which the table's images had.
+
+    Raises:
+        calib.CalibError: it does not.
+    """
+    given = transform_of(table.recipe)
+    if job.check.images is None or job.check.transform is not None or not given:
+        return
+    assert job.calibration is not None
+    named = ", ".join(f"{name} {value}" for name, value in given.items())
+    raise CalibError(
+        f"{job.calibration.table}: must come with check.transform, as the images that it was made of had one (got "
+        f"none; theirs: {named}). Give the check's images theirs; {{}} takes them as they are."
+    )
 
 
 def observe(

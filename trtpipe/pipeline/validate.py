@@ -30,7 +30,7 @@ from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, broken, cuda_major, install_command, not_installed, unfit
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.required import folding, required
-from trtpipe.pipeline.tables import table_as_asked
+from trtpipe.pipeline.tables import require_transform, table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, needs_gpu, without_gpu
 from trtpipe.runtime.compatibility import elsewhere
 from trtpipe.runtime.device import outdated_driver, this_device
@@ -233,7 +233,7 @@ def _table(job: Job) -> _Problems:
     data = job.calibration
     if data is not None and job.precision.calibrated and data.table is not None and Path(data.table).is_file():
         try:
-            table_as_asked(data)
+            require_transform(job, table_as_asked(data))
         except CalibError as error:
             yield "calibration.table", str(error)
 
