@@ -10,8 +10,8 @@ import shipping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtpipe.job.limits import Limits
-from trtpipe.runtime.recheck import golden_limits
+from trtpipe.job.limits import SHARE_LIMITS, Limits
+from trtpipe.runtime.recheck import _OF_MEANS, golden_limits
 from trtpipe.values import CheckReport, Control, Metric
 
 
@@ -78,3 +78,13 @@ def test_limits_of_golden_samples_are_said() -> None:
     )
     assert golden_limits(manifest, 8, all_of_them=True) == (own, ())
     assert golden_limits(shipping.manifest(limits=own, check=None), 8) == (own, ())
+
+
+def test_each_limit_is_known_as_one_on_a_mean_or_not() -> None:
+    """One on a mean that is not known as such fails unchanged bundles whose golden samples are further off."""
+    others = {"cosine_worst_min", "max_abs_max", "speedup_over_fp16_min", *SHARE_LIMITS}
+    assert {*_OF_MEANS} | others == {*Limits.model_fields} - {"confident", "metrics"}
+    assert not {*_OF_MEANS} & others
+    for name, limit_of in _OF_MEANS.items():
+        assert limit_of(0.9, 1.0) == pytest.approx(0.9)
+        assert limit_of(0.9, 2.0) > 0.9 if name.endswith("_max") else limit_of(0.9, 2.0) < 0.9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -25,6 +25,12 @@ FEWEST_FOR_SHARE_LIMITS = 100
 
 #: How far below the cosine of the build's worst sample a golden sample may be where the job's limits are all on shares.
 _SLACK = 0.01
+#: The limits on means over the samples, and what each is for some of them that have so many times the error of all.
+_OF_MEANS: Mapping[str, Callable[[float, float], float]] = {
+    "cosine_min": lambda limit, more: 1 - (1 - limit) * more**2,
+    "relative_l2_max": lambda limit, more: limit * more,
+    "sqnr_db_min": lambda limit, more: limit - 20 * math.log10(more),
+}
 
 
 def recheck(model: Model) -> CheckReport:
@@ -106,13 +112,11 @@ def _of_these(limits: Limits, more: float, worst: float | None) -> dict[str, flo
     unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of an error; no cosine
     was below the `worst`."""
     least = -1.0 if worst is None else worst - 1e-6
-    held = {
-        "cosine_min": lambda limit: min(limit, max(1 - (1 - limit) * more**2, least)),
-        "relative_l2_max": lambda limit: limit * more,
-        "sqnr_db_min": lambda limit: limit - 20 * math.log10(more),
-    }
-    given = {name: getattr(limits, name) for name in held}
-    return {name: float(f"{held[name](limit):.6g}") for name, limit in given.items() if limit is not None}
+    given = {name: getattr(limits, name) for name in _OF_MEANS}
+    held = {name: _OF_MEANS[name](limit, more) for name, limit in given.items() if limit is not None}
+    if "cosine_min" in held:
+        held["cosine_min"] = min(limits.cosine_min or 0.0, max(held["cosine_min"], least))
+    return {name: float(f"{limit:.6g}") for name, limit in held.items()}
 
 
 class _Swapped:
