@@ -33,7 +33,7 @@ ifeq ($(VENV),.venv)
 SETUP := $(VENV)/.installed
 
 $(SETUP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python: must be 3.10 or later (got %d.%d). Run: make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python: must be 3.11 or later (got %d.%d). Run: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRONTEND)

@@ -119,7 +119,7 @@ def test_setup_names_a_python_that_is_too_old(tmp_path: Path) -> None:
     command = ["make", "-s", "setup", f"PYTHON={old}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "Python: must be 3.10 or later (got 3.9). Run: make PYTHON=python3.11"
+    assert done.stderr.splitlines()[0] == "Python: must be 3.11 or later (got 3.9). Run: make PYTHON=python3.11"
 
 
 def test_setup_says_what_the_browser_tests_lack() -> None:
