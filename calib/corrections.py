@@ -47,7 +47,7 @@ class Step(BaseModel):
     detail: Annotated[str, Field(max_length=1024)] = ""
 
     def __str__(self) -> str:
-        """`equalization: kept, 14.2 to 16.8 dB on unseen samples (42 domains)`."""
+        """`equalization: kept, 14.2 to 16.8 dB on unseen samples (42 groups of channels)`."""
         tail = f" ({self.detail})" if self.detail else ""
         verdict = "kept" if self.kept else "rejected"
         return f"{self.name}: {verdict}, {self.before_db:.1f} to {self.after_db:.1f} dB on unseen samples{tail}"

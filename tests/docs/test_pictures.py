@@ -13,9 +13,10 @@ PICTURES = ROOT / "docs" / "pictures"
 
 def test_the_pictures_are_drawn_by_the_code(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "docs" / "pictures.py", tmp_path], cwd=ROOT, check=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in PICTURES.iterdir())
+    drawn = "draw them again: python docs/pictures.py"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in PICTURES.iterdir()), drawn
     for path in PICTURES.iterdir():
-        assert _rounded(path.read_text()) == _rounded((tmp_path / path.name).read_text()), path.name
+        assert _rounded(path.read_text()) == _rounded((tmp_path / path.name).read_text()), f"{path.name}: {drawn}"
 
 
 def test_every_picture_is_on_a_page_and_every_link_leads_to_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
-from trtpipe.trt.flavour import title
+from trtpipe.trt.flavour import title, unsupported
 from trtpipe.trt.options import OPTIONS, needs_driver, refusals
 from trtpipe.trt.versions import RELEASES, document
 
@@ -87,3 +87,10 @@ def test_rows_that_were_observed():
     assert row("`editable_timing_cache: true`") == ["-", "-", "yes", "yes", "-"]
     assert row("`compute_capability: [8.6]`") == ["-", "-", "-", "-", "yes"]
     assert Build(timing_cache="timing")
+
+
+def test_every_release_of_the_page_is_one_that_jobs_may_be_for() -> None:
+    """A column of another says what nothing here can be built for."""
+    assert {version: unsupported(name, version) for name, version in RELEASES} == {
+        version: None for _, version in RELEASES
+    }

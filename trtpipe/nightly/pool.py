@@ -58,7 +58,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Event:
-    """What a running job reported: the value of `stage` and `note` is text, of `done` the outcome, of `died` how."""
+    """What a running job reported: the value of `stage` and `note` is text, of `done` the outcome, of `died` how;
+    `cancelled` has none."""
 
     kind: str
     task: Task

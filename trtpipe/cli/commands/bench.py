@@ -27,7 +27,7 @@ from trtpipe.errors import SUCCESS, ExitCode, MissingError
 from trtpipe.evaluation.bench import FEWEST
 from trtpipe.job.importable import on_path
 from trtpipe.outputs import require_apart
-from trtpipe.pipeline import bench as bench_line
+from trtpipe.pipeline import bench
 from trtpipe.pipeline.validate import plan_one
 from trtpipe.report import bench_page
 from trtpipe.runtime.compatibility import admit
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 @click.argument("target", type=InputPath(piped=True))
 @click.option(
     "--rounds",
-    default=bench_line.ROUNDS,
+    default=bench.ROUNDS,
     show_default=True,
     type=click.IntRange(1),
     help="Timed runs of each mode.",
 )
 @click.option(
     "--seconds",
-    default=bench_line.SECONDS,
+    default=bench.SECONDS,
     show_default=True,
     type=Seconds(),
     help=f"Stop timing after this long, but not before {FEWEST} rounds.",
 )
 @click.option(
     "--samples",
-    default=bench_line.SAMPLES,
+    default=bench.SAMPLES,
     show_default=True,
     type=click.IntRange(1),
     help="Check samples that each mode runs.",
@@ -118,7 +118,7 @@ def _measure(
     key: Path | None,
     quiet: bool,
 ) -> Bench:
-    kind = bench_line.require_target(target)
+    kind = bench.require_target(target)
     if kind == "bundle" and overrides:
         raise click.UsageError("--set must not be given with a bundle: its job is settled.")
     if kind != "bundle":
@@ -128,7 +128,7 @@ def _measure(
     with console.Console(quiet=quiet).watching() as reporter:
         if kind == "bundle":
             bundle, _ = admit(target, trusted_key(key))
-            return bench_line.bench_bundle(bundle, reporter, rounds=rounds, seconds=seconds, samples=samples)
+            return bench.bench_bundle(bundle, reporter, rounds=rounds, seconds=seconds, samples=samples)
         with on_path(None):
             job = plan_one(target, overrides, purpose="measure")
-            return bench_line.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)
+            return bench.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)
