@@ -133,7 +133,7 @@ def _members(raised: BaseException) -> list[str]:
     for member in members[:MAX_MEMBERS]:
         own = [f for f in _frames(member) if not _is_installed(f.filename)]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        text = (_text(member).splitlines() or [""])[0][:MAX_MEMBER_TEXT]
+        text = _text(member).partition("\n")[0][:MAX_MEMBER_TEXT]
         lines.append(f"  - {type(member).__name__}{f': {text}' if text else ''}{place}")
     more = len(members) - MAX_MEMBERS
     return [*lines, f"  - and {more} more"] if more > 0 else lines

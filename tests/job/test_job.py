@@ -177,6 +177,9 @@ BROKEN = [
      ["job.yaml:13: calibration: must have exactly one of images, arrays, factory and table (got images and table)."]),
     ([("images: calib", "arrays: x.npy")],
      ["job.yaml:15: calibration.transform: must be given only with images (got transform with arrays). Remove transform."]),
+    ([("images: calib", "table: t.json")],
+     ["job.yaml:15: calibration.transform: must be given only with images (got transform with table). "
+      "Give it as check.transform."]),
     ([("images: calib", "images: clib")],
      ["job.yaml:14: calibration.images: must be a folder that exists (got 'clib': nothing there). "
       "It is {dir}/clib, from the folder of the job file."]),

@@ -1,8 +1,10 @@
-"""Networks that compute in FP16 or BF16 themselves: their graph is that of the same network in FP32."""
+"""Networks that compute in FP16 or BF16 themselves: their graph is that of the same network in FP32. What is
+computed in float64 is said."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -94,3 +96,42 @@ def test_the_graph_is_that_of_the_same_network_in_fp32(kind: str, dtype: str) ->
 def test_a_network_in_fp32_is_left_as_it_is(dtype: str) -> None:
     _, captured = captured_of(Net(), dtype)
     assert (captured.notes, captured.rounding) == ((), 0.0)
+
+
+class Wide(nn.Module):
+    """float64 in one place: of what is computed from a sample, or of weights alone."""
+
+    def __init__(self, of_sample: bool) -> None:
+        super().__init__()
+        self.net, self.of_sample = Net(), of_sample
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        if self.of_sample:
+            return (y.double() * 3).float()
+        return y + (self.net.head.bias.double() * 3).float()
+
+
+@pytest.mark.parametrize(
+    ("network", "first"),
+    [(lambda: Wide(True), "the model itself"), (lambda: Net(torch.float64), "the model itself"),
+     (lambda: Net().double(), "conv")],
+)  # fmt: skip
+def test_what_is_computed_in_float64_is_said(network: Callable[[], nn.Module], first: str) -> None:
+    _, captured = captured_of(network())
+    (note,) = captured.notes
+    assert note.startswith(f"the model computes in float64 (first: {first}, test_widening.py:")
+    assert note.endswith("), which TensorRT has not: it is computed in FP32, and what its small digits decide is lost")
+
+
+@pytest.mark.parametrize("network", [lambda: Wide(False), lambda: nn.Sequential(Net(), Double())])
+def test_float64_that_nothing_is_computed_in_is_not(network: Callable[[], nn.Module]) -> None:
+    _, captured = captured_of(network())
+    assert captured.notes == ()
+
+
+class Double(nn.Module):
+    """Passes its input on as float64, which bindings have not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()

@@ -46,7 +46,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.sites import computes_with, find_sites
     from trtpipe.model.splits import spell_out_splits
     from trtpipe.model.transposes import join_transposes
-    from trtpipe.model.widening import widened
+    from trtpipe.model.widening import in_float64, widened
 
     program = exported(loaded)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
@@ -66,6 +66,7 @@ def capture(loaded: LoadedModel) -> Captured:
     widening, rounding = widened(graph)
     fold_for_each(graph)
     fold_constants(graph)
+    widening += in_float64(graph)
     if holds_marks(graph):
         spell_out_batch_norms(graph, calls(graph.graph))
     else:

@@ -67,6 +67,22 @@ def widened(graph: torch.fx.GraphModule) -> tuple[tuple[str, ...], float]:
     return (note,), rounding
 
 
+def in_float64(graph: torch.fx.GraphModule) -> tuple[str, ...]:
+    """A note where the model computes in float64, which no engine has: what is compiled does in FP32."""
+    wide = [
+        n
+        for n in calls(graph.graph)
+        if _dtype(n) is torch.float64 and n.target is not torch.ops.aten._to_copy.default and not _is_binding(n)
+    ]
+    if not wide:
+        return ()
+    first = wide[0]
+    return (
+        f"the model computes in float64 (first: {titled(module_path(first))}, {source_line(first)}), which TensorRT "
+        "has not: it is computed in FP32, and what its small digits decide is lost",
+    )
+
+
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None

@@ -99,7 +99,7 @@ def require_transform(job: Job, table: CalibrationTable) -> None:
         calib.CalibError: it does not.
     """
     given = transform_of(table.recipe)
-    if job.check.images is None or job.check.transform is not None or not given:
+    if job.check.images is None or job.check_transform() is not None or not given:
         return
     assert job.calibration is not None
     named = ", ".join(f"{name} {value}" for name, value in given.items())
