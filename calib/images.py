@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +34,9 @@ _IMAGES = "images "
 def transform_of(recipe: str) -> dict[str, object]:
     """By what images of `recipe` (`Source.recipe`) became arrays: the values of a TransformSpec that are no defaults,
     by name. Nothing where they were taken as they are, or are no images."""
-    line = recipe.partition("\n")[0]
+    found = re.match(rf"{_IMAGES}(\{{.*\}})", recipe)
     try:
-        given = (
-            loads(line.removeprefix(_IMAGES)[: line.rindex("}") + 1 - len(_IMAGES)]) if line.startswith(_IMAGES) else {}
-        )
+        given = {} if found is None else loads(found[1])
     except (ValueError, RecursionError):  # of a table that was written by hand
         return {}
     default = asdict(TransformSpec())

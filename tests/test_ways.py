@@ -53,7 +53,8 @@ WAYS: dict[str, tuple[set[str], str]] = {
     ),
     "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
-    "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
+    # calib imports nothing of trtpipe
+    "takes the first line of an error": ({"calib.data", "calib.user_code"}, "errors.first_line"),
     "tells a class by its name": ({"trtpipe.job.yamlfile"}, "isinstance"),  # there it becomes a word of a message
     "closes in __del__": ({"trtpipe.trt.owned"}, "a context manager: __enter__ and __exit__"),
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
