@@ -39,6 +39,8 @@ AUTO_BASE = "entropy_2"
 ENTROPY_BINS, LEVELS = 2048, 128
 #: The magnitude that amax stands for.
 INT8_MAX = LEVELS - 1
+#: The least normal number of float32: no scale is smaller.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 #: The integers of INT8; and the levels that weights are given, whose amax is their exact maximum. A model that was
 #: quantized elsewhere may have others.
 INT8_RANGE, WEIGHT_RANGE = (-LEVELS, INT8_MAX), (-INT8_MAX, INT8_MAX)

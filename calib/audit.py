@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from calib.algorithms import ALGORITHMS, INT8_MAX, mean_squared_errors, threshold
+from calib.algorithms import ALGORITHMS, INT8_MAX, SMALLEST_SCALE, mean_squared_errors, threshold
 from calib.errors import CalibError, some_of
 from calib.histogram import Histogram
 
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 #: Under this an amax has no normal float32 scale (amax / 127): such a tensor counts as zero everywhere.
-LEAST_AMAX = float(np.finfo(np.float32).tiny) * INT8_MAX
+LEAST_AMAX = SMALLEST_SCALE * INT8_MAX
 #: The amax of a tensor that was zero everywhere: any scale represents it exactly, this one harmlessly.
 DEAD_AMAX = 1.0
 #: A threshold that differs by more than this between two halves of the data gets a warning.

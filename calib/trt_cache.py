@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calib.algorithms import INT8_MAX
+from calib.algorithms import INT8_MAX, SMALLEST_SCALE
 from calib.errors import CalibError
 
 #: TensorRT's names of its algorithms. EntropyCalibration2 and MinMaxCalibration are seen in caches, the others are
@@ -29,7 +29,6 @@ CACHE_ALGORITHMS = ("EntropyCalibration2", "EntropyCalibration", "MinMaxCalibrat
 CACHE_MAGIC = "TRT-"
 _HEADER = re.compile(rf"{CACHE_MAGIC}([1-9][0-9]{{3,6}})-([A-Za-z0-9]+)")
 _LINE = re.compile(r"(.+): ([0-9a-f]{8})")
-_LEAST_SCALE = float(np.finfo(np.float32).tiny)
 _MOST_SCALE = float(np.finfo(np.float32).max)
 
 
@@ -95,7 +94,7 @@ def read_cache(text: str | bytes, where: str = "TensorRT cache") -> TrtCache:
 
 
 def _checked(where: str, name: str, scale: float) -> None:
-    if not math.isfinite(scale) or not _LEAST_SCALE <= float(scale) <= _MOST_SCALE:
+    if not math.isfinite(scale) or not SMALLEST_SCALE <= float(scale) <= _MOST_SCALE:
         raise CalibError(
             f"{where}: the scale of {name!r} must be a positive normal float32 (got {scale:g}). Calibrate again."
         )

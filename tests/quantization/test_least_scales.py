@@ -12,7 +12,8 @@ import torch
 from models import line
 from torch import nn
 
-from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, least_scales, scales_of
+from calib.algorithms import SMALLEST_SCALE
+from trtpipe.quantization.formats import FORMATS, least_scales, scales_of
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calib.algorithms import INT8_MAX
+from calib.algorithms import INT8_MAX, SMALLEST_SCALE
 from calib.audit import DEAD_AMAX
 from trtpipe.errors import InputError
 from trtpipe.trt.formats import E2M1_MAX, E4M3_MAX, NVFP4_BLOCK
@@ -26,9 +26,6 @@ from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-
-#: The least normal number of float32: no scale is smaller.
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)

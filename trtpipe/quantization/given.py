@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from calib.algorithms import SMALLEST_SCALE
 from calib.audit import LEAST_AMAX
 from trtpipe.errors import InputError, titled
 from trtpipe.model.marks import Mark, is_marked, marks_of, without_marks
 from trtpipe.model.nodes import bias_of, constant_value, copied, is_constant, module_path, op_name
 from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.model.sites import ADDS, SHARED, find_sites
-from trtpipe.quantization.formats import INT8, SMALLEST_SCALE, least_scales
+from trtpipe.quantization.formats import INT8, least_scales
 from trtpipe.values import Captured, Int8Weight, Site
 
 
