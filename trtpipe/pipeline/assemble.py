@@ -28,7 +28,7 @@ from trtpipe.job.job import COCO_OUTPUTS
 from trtpipe.job.sections import Transform
 from trtpipe.packages import present
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
-from trtpipe.pipeline.stages import batching
+from trtpipe.pipeline.stages import Judged, batching
 from trtpipe.pipeline.tables import table_notes
 from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render
@@ -38,7 +38,6 @@ from trtpipe.values import BASELINES, GOLDEN
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from calib.types import Array
     from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
     from trtpipe.model.labels import Labels
@@ -50,17 +49,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checked:
-    """A built engine, what it was checked against, and the result: all that a bundle is made of.
-
-    `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
-    name, or [B, ...] where an output has no batch axis. `device_memory_bytes` is the engine's `activation_memory`.
-    """
+    """A built engine, what it was checked against, and the result: all that a bundle is made of."""
 
     compiled: Compiled
     prepared: PreparedJob
-    report: CheckReport
-    outputs: Mapping[str, Array]
-    device_memory_bytes: int | None = None
+    judged: Judged
 
 
 def assemble(
@@ -69,7 +62,8 @@ def assemble(
     """The bundle `out/<name>`, written."""
     lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, lowered, checked.prepared, checked.report, engine, checked.device_memory_bytes)
+        judged = checked.judged
+        manifest = describe(job, lowered, checked.prepared, judged.report, engine, judged.device_memory_bytes)
         files = {GOLDEN: golden.to_bytes(golden_data(job, checked.prepared))}
         if lowered.table is not None:
             files |= table_files(lowered.table)
@@ -91,7 +85,7 @@ def report_page(
     baseline, lowered = checked.prepared.baseline, checked.compiled.lowered
     # Of outputs that have one row a sample: the page is about samples.
     names = [s.name for s in lowered.outputs if s.batch_axis is not None]
-    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
+    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.judged.outputs)]
     ids = checked.prepared.check_source.ids
     boxes = detections_of(job, checked.prepared.judgement.labels)
     ranks = tuple(s.name for s in manifest.outputs if unranked(s))
@@ -107,7 +101,7 @@ def report_page(
             {m.module: m.sqnr_db for m in modules},
             evidence.latencies_ms,
             evidence.bench,
-            checked.report.runner if evidence.latencies_ms else "",
+            checked.judged.report.runner if evidence.latencies_ms else "",
         )
     ).encode()
 

@@ -101,7 +101,7 @@ def build(
         report = replace(found.report, notes=(*found.report.notes, how))
     report = judged_speed(job, prepared, compiled.engine, report, stages)
     report, latencies_ms = timed(prepared, compiled.engine, report, stages)
-    checked = Checked(compiled, prepared, report, found.outputs, found.device_memory_bytes)
+    checked = Checked(compiled, prepared, replace(found, report=report))
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
     wanted = diagnosis_wanted(job, report, diagnose_seconds, always=job.check.sensitivity)
@@ -116,7 +116,7 @@ def build(
         if job.check.bench:
             bench = bench_prepared(job, prepared, table, {"engine": lambda: plan_of(compiled.engine)}, stages)
         evidence = replace(evidence, sensitivity=sensitivity, bench=bench)
-        bundle = assemble(job, out, replace(checked, report=report), evidence, stages, sign=sign)
+        bundle = assemble(job, out, replace(checked, judged=replace(found, report=report)), evidence, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
 
 
