@@ -69,7 +69,12 @@ def exported(loaded: LoadedModel) -> torch.export.ExportedProgram:
     except BuildError:
         whole = whole_value(loaded.module, loaded.inputs)  # type: ignore[arg-type]
         args = example_inputs(loaded.inputs, whole)
-        require_repeatable(loaded, args, args, _again(loaded, args))
+        try:
+            once = _again(loaded, args)
+        except InputError:  # of sizes that it cannot have, say, which is what torch.export says
+            once = None
+        if once is not None:
+            require_repeatable(loaded, args, args, once)
         raise
 
 
