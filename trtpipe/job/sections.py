@@ -168,7 +168,8 @@ class Calibration(Data):
 
 
 class Check(Data):
-    """What the result is compared with its baseline on. `transform` is calibration's when absent."""
+    """What the result is compared with its baseline on. `transform` is calibration's when absent; beside a
+    `calibration.table` of images that had one it has to be given."""
 
     limits: Limits = Field(default=Limits(cosine_min=0.99), description="what must hold for the build to pass")
     metrics: dict[str, OwnMetric] = Field(default_factory=dict, description="further figures by the name they get")

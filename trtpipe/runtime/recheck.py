@@ -112,10 +112,10 @@ def _of_these(limits: Limits, more: float, worst: float | None) -> dict[str, flo
     unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of an error; no cosine
     was below the `worst`."""
     least = -1.0 if worst is None else worst - 1e-6
-    given = {name: getattr(limits, name) for name in _OF_MEANS}
-    held = {name: _OF_MEANS[name](limit, more) for name, limit in given.items() if limit is not None}
+    given = {name: limit for name, limit in limits.given.items() if name in _OF_MEANS}
+    held = {name: _OF_MEANS[name](limit, more) for name, limit in given.items()}
     if "cosine_min" in held:
-        held["cosine_min"] = min(limits.cosine_min or 0.0, max(held["cosine_min"], least))
+        held["cosine_min"] = min(given["cosine_min"], max(held["cosine_min"], least))
     return {name: float(f"{limit:.6g}") for name, limit in held.items()}
 
 

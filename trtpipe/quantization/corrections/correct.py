@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
 from calib.types import Array
+from trtpipe.errors import Cancelled
 from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.machine import Heap
 from trtpipe.quantization.calibrate import calibrate
@@ -249,6 +250,8 @@ class _Corrector:
         values = {by_name[n.name]: held for n, held in self._values.items()}
         before, best = [self._crosswise(self._now, (self._amax, self._amax))(p) for p in self._placements], None
         for some in moved:
+            if self._progress.cancelled():
+                raise Cancelled
             arrays = equalize(self._now.graph, some, values)
             if not arrays:
                 continue
