@@ -178,7 +178,7 @@ def test_no_key_of_several_is_dropped(which: int, damage: Callable[[bytes], byte
     for name in ("one", "two", "three"):
         pems.append(signing.generate_key(tmp_path / name).read_bytes())
     several = tmp_path / "several.pub"
-    several.write_bytes(b"# The team's keys\n" + b"\n-- the next --\n".join(pems))
+    several.write_bytes(b"# The team's keys, to the end of June: then a new key\n" + b"\n-- the next --\n".join(pems))
     assert len(signing.load_public_keys(several)) == 3
     pems[which] = damage(pems[which])
     several.write_bytes(b"# The team's keys\n" + b"\n-- the next --\n".join(pems))

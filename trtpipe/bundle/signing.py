@@ -32,7 +32,7 @@ MOST_KEY_BYTES = 1 << 20
 _PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----(?:(?!-----BEGIN).)*?-----END PUBLIC KEY-----", re.DOTALL)
 #: What is left of a key whose block is damaged, or of something else in PEM: a marker, whole or not, or the first bytes
 #: of every Ed25519 key in Base64. Other text beside the blocks is a comment (RFC 7468).
-_REMAINS = re.compile(rb"-----\s*(?:BEGIN|END)\b|\b(?:BEGIN|END)\b.*\bKEY\b|MCowBQYDK2Vw", re.IGNORECASE)
+_REMAINS = re.compile(rb"-----\s*(?:BEGIN|END)\b|\b(?:BEGIN|END)\b.*\bKEY\b|MCowBQYDK2Vw")
 
 
 def generate_key(path: Path) -> Path:
