@@ -93,6 +93,27 @@ def test_a_norm_is_folded_or_spelt_out_and_the_graph_computes_the_model(layer: s
         torch.testing.assert_close(observed(x)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_norm_goes_into_every_convolution(axes: int, transposed: bool, groups: int) -> None:
+    """Of one, two and three axes, transposed or not, with any number of groups: those of 4 have one input each."""
+    kinds = [[nn.Conv1d, nn.Conv2d, nn.Conv3d], [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]]
+    norms = [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d]
+    for outputs, bias, affine in itertools.product((4, 12), (False, True), (False, True)):
+        torch.manual_seed(0)
+        made = kinds[transposed][axes - 1](4, outputs, 3, stride=2, padding=1, groups=groups, bias=bias)
+        norm = norms[axes - 1](outputs, affine=affine)
+        x = torch.randn(2, 4, *[7] * axes)
+        network = nets.settled(nn.Sequential(made, norm, nn.ReLU()), 3 * x + 1)
+        with torch.no_grad():
+            wanted = network(x)
+        captured = capture(nets.loaded(network, ("N", *x.shape[1:]), out_shape=("N", *wanted.shape[1:])))
+        names = {str(n.target).split(".")[1] for n in captured.graph.graph.nodes if n.op == "call_function"}
+        assert {n for n in names if "conv" not in n} == {"relu"}
+        torch.testing.assert_close(captured.graph(x)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
 class OfTheInput(nn.Module):
     """The norm's parameter at `which`, or the convolution's weight, is computed from the input."""
 

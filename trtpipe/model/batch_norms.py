@@ -1,4 +1,4 @@
-"""Batch norms behind linear layers, which go into them, and those that may not go into what is before them."""
+"""Batch norms that PT2E does not fold into what is before them: those that go into it here, and those that may not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.errors import BuildError, titled
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name
+from trtpipe.model.nodes import add_constant, calls, constant_value, groups_of, is_constant, module_path, op_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,22 +60,38 @@ def _of_its_outputs(made: torch.fx.Node) -> bool:
     return op_name(made) != "linear" or made.meta["val"].dim() == 2
 
 
-def fuse_linear_bn(graph: torch.fx.GraphModule) -> None:
-    """Batch norms behind linear layers [N, C] go into their weights; those that may not are spelt out before."""
+def fuse_other_bn(graph: torch.fx.GraphModule) -> None:
+    """Batch norms behind what PT2E has no folding for go into its weights: linear layers [N, C], and transposed
+    convolutions of several groups, whose weight it multiplies along an axis that is only one group's outputs. Those
+    that may not are spelt out before."""
     for node in [n for n in calls(graph.graph) if op_name(n) in _EPSILON]:
-        linear: Any = node.args[0]
-        if op_name(linear) != "linear" or node.args[3] is None:
+        made: Any = node.args[0]
+        if not _only_here(made) or node.args[3] is None:
             continue
-        x, weight, bias = (*linear.args, None)[:3]
+        x, weight, bias, *rest = (*made.args, None) if len(made.args) < 3 else made.args
         scale, shift = _affine(graph, node)
         held = constant_value(graph, weight)
         shift = shift if bias is None else constant_value(graph, bias) * scale + shift
-        new = {"weight": held * scale[:, None], "bias": shift}
-        fused = [add_constant(graph, f"{linear.name}_{n}", v.to(held.dtype), linear) for n, v in new.items()]
-        linear.args = (x, *fused)
+        new = {"weight": _times_outputs(held, scale, made), "bias": shift}
+        fused = [add_constant(graph, f"{made.name}_{n}", v.to(held.dtype), made) for n, v in new.items()]
+        made.args = (x, *fused, *rest)
         for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
-            taken.replace_all_uses_with(linear)
+            taken.replace_all_uses_with(made)
     graph.graph.eliminate_dead_code()
+
+
+def _only_here(made: torch.fx.Node) -> bool:
+    name = op_name(made)
+    return name == "linear" or (name.startswith("conv_transpose") and groups_of(made) > 1)
+
+
+def _times_outputs(weight: torch.Tensor, scale: torch.Tensor, made: torch.fx.Node) -> torch.Tensor:
+    """A weight, what makes each of the output channels multiplied by its own of `scale` [C_out]; float64."""
+    if op_name(made) == "linear":
+        return weight * scale[:, None]
+    groups = groups_of(made)  # of the transposed convolution: [C_in, C_out / groups, ...]
+    by_group = weight.double().reshape(groups, -1, *weight.shape[1:])
+    return (by_group * scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(weight.shape)
 
 
 def spell_out_batch_norms(graph: torch.fx.GraphModule, which: Iterable[torch.fx.Node]) -> None:

@@ -36,7 +36,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     from trtpipe.model import graph_digest
     from trtpipe.model.attention import spell_out_attention
-    from trtpipe.model.batch_norms import fuse_linear_bn, require_settled, spell_out_batch_norms, unpaired
+    from trtpipe.model.batch_norms import fuse_other_bn, require_settled, spell_out_batch_norms, unpaired
     from trtpipe.model.cells import spell_out_cells
     from trtpipe.model.factors import join_factors
     from trtpipe.model.for_each import fold_for_each
@@ -71,7 +71,7 @@ def capture(loaded: LoadedModel) -> Captured:
         spell_out_batch_norms(graph, calls(graph.graph))
     else:
         spell_out_batch_norms(graph, unpaired(graph))
-        fuse_linear_bn(graph)
+        fuse_other_bn(graph)
         fuse_conv_bn(graph)
     spell_out_attention(graph)
     _batch_convolutions(graph)
