@@ -52,7 +52,7 @@ def test_drawn_inputs_are_some_of_those_that_the_convolution_reads(
     all_columns = {tuple(c.tolist()) for c in every.movedim(2, 0).flatten(1)}
     drawn = few.movedim(2, 0).flatten(1)
     assert all(tuple(c.tolist()) in all_columns for c in drawn)
-    assert min(most, every.shape[2]) / 4 - 1 <= len(drawn) <= most
+    assert min(most, every.shape[2]) / 4 - 1 <= len(drawn) <= 6 * max(most, images)
 
 
 class Attention(nn.Module):

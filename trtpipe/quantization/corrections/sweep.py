@@ -262,7 +262,7 @@ class Sweep:
             return outputs
         added = delta.view_as(added)
         self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
-        return [x + added for x in outputs]
+        return [x.add_(added) for x in outputs]
 
 
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
@@ -270,22 +270,19 @@ def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: int) -> torch.Tensor:
-    """The inputs of each output value, at most `most` of them evenly drawn: float32 [groups, K, rows]."""
+    """The inputs of each output value, about `most` of them evenly drawn: float32 [groups, K, rows]."""
     if op_name(node) == "linear":
         rows = x.reshape(-1, x.shape[-1])
         return rows[_drawn(len(rows), most)].T[None].contiguous()
     stride, padding, dilation = (_pair(node.args[i] if len(node.args) > i else d) for i, d in ((3, 1), (4, 0), (5, 1)))
     positions = len(x) * (x.shape[2] // stride[0]) * (x.shape[3] // stride[1])
-    every = max(1, math.isqrt(positions // most))  # only so many of the output's rows and columns are unfolded
+    every = max(1, round(math.sqrt(positions / most)))  # only so many of the output's rows and columns are unfolded
     stride = (stride[0] * every, stride[1] * every)
     if w.shape[2:] == (1, 1) and padding == (0, 0):
         columns = x[:, :, :: stride[0], :: stride[1]].flatten(2)
     else:
         columns = F.unfold(x, w.shape[2:], dilation, padding, stride)
-    size = columns.shape[2]
-    drawn = _drawn(len(columns) * size, most)
-    rows = columns[drawn // size, :, drawn % size]
-    return rows.T.reshape(groups, -1, len(drawn)).contiguous()
+    return columns.movedim(0, 1).reshape(groups, -1, len(columns) * columns.shape[2])
 
 
 def _drawn(count: int, most: int) -> torch.Tensor:
