@@ -31,7 +31,6 @@ from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, Loaded
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
-    from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
 
@@ -63,39 +62,40 @@ def prepare(job: Job, stages: Stages, results: Results | None = None) -> Prepare
 
 
 def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable | None:
-    """The job's calibration table, made or read from `calibration.table`.
+    """The job's `calibration_table`.
 
-    Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
-    calibrate by itself (build.quantization: implicit).
+    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
     """
-    data = job.calibration
     if not job.precision.calibrated:
         return None
-    if data is None:
-        return own_table(prepared)
+    if job.calibration is None:  # read off the graph, at no cost
+        return calibration_table(job, prepared, stages)
     if job.build.quantization == "implicit":
         return None
-    return prepared.results.on_disk(TABLE, lambda: calibration_table(job, data, prepared, stages))
+    return prepared.results.on_disk(TABLE, lambda: calibration_table(job, prepared, stages))
 
 
-def own_table(prepared: PreparedJob) -> CalibrationTable:
-    """The table of the scales that a quantized model came with."""
+def calibration_table(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
+    """The table read from the file that `calibration` names, or made from its samples; without that section the scales
+    that a quantized model came with.
+
+    Raises:
+        InputError: the job has no calibration section and quantizes nothing.
+    """
     from trtpipe.quantization.given import given_amax
 
-    digests = digests_of(prepared.captured, prepared.loaded.weights_digest)
-    return given_table(given_amax(prepared.captured), digests)
-
-
-def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
-    """The table read from the file that `calibration` names, or made from its samples."""
+    own = job.calibration is None and job.precision.calibrated
+    data = None if own else job.require_calibration()
     captured = prepared.captured
     digests = digests_of(captured, prepared.loaded.weights_digest)
+    if data is None:
+        return given_table(given_amax(captured), digests)
     with stages("calibrate") as progress:
-        if calibration.table is not None:
-            table = read_table(calibration, digests, captured.digest)
+        if data.table is not None:
+            table = read_table(data, digests, captured.digest)
             require_transform(job, table)
             return table
-        table = observe(job, calibration, captured, prepared.calibration_samples, digests, progress, prepared.device)
+        table = observe(job, data, captured, prepared.calibration_samples, digests, progress, prepared.device)
         for note in table_notes(job, table):
             progress.note(note)
         return table
@@ -112,7 +112,7 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
         return table
     if table.corrections is None or not table.corrections.steps:
         return table.recomputed(data.algorithm)
-    return calibration_table(job, data, prepared, stages)
+    return calibration_table(job, prepared, stages)
 
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
