@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.data import Source
 from calib.folders import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
@@ -23,10 +22,12 @@ from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
 from trtpipe.pipeline.tables import digests_of, observe, read_table, require_transform, table_notes, verdict_warnings
+from trtpipe.routes.native import native_calibration
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import activation_memory, graph_notes, open_engine
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def build_engine(
     kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        with compiler(job, native_samples(job, prepared)) as compiling:
+        with compiler(job, native_of(job, prepared)) as compiling:
             lowered = lower(job, prepared, table, stages, kept)
             assert lowered.graph is not None
             compiling.start(lowered.graph)
@@ -245,16 +246,16 @@ def build_engine(
 
 def compile_engine(job: Job, prepared: PreparedJob, quantized: Quantized, stages: Stages) -> Engine:
     """The engine, by the job's route."""
-    samples = native_samples(job, prepared)
+    calibration = native_of(job, prepared)
     with stages("compile") as progress:
-        engine: Engine = route(job.build.route)(job, prepared.loaded, quantized, progress, samples)
+        engine: Engine = route(job.build.route)(job, prepared.loaded, quantized, progress, calibration)
     return engine
 
 
-def native_samples(job: Job, prepared: PreparedJob) -> Source | None:
-    """What TensorRT itself calibrates on, with build.quantization implicit; None where it does not."""
+def native_of(job: Job, prepared: PreparedJob) -> NativeCalibration | None:
+    """What TensorRT itself calibrates by, with build.quantization implicit; None where it does not."""
     implicit = job.precision.int8_mode and job.build.quantization == "implicit"
-    return prepared.calibration_samples if implicit else None
+    return native_calibration(job, prepared.calibration_samples) if implicit else None
 
 
 def check_graph(
@@ -293,7 +294,7 @@ def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
-            damaged = control(job, engine, executed, made_of, progress, native_samples(job, prepared))
+            damaged = control(job, engine, executed, made_of, progress, native_of(job, prepared))
             require = job.check.require
             found = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require)
             memory = activation_memory(runner)

@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
+    from trtpipe.trt.implicit import NativeCalibration
     from trtpipe.values import Engine, LoadedModel, Quantized
 
-Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress", "Source | None"], "Engine"]
+Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress", "NativeCalibration | None"], "Engine"]
 
-#: route -> module:function(job, loaded, quantized, progress, samples) -> Engine
+#: route -> module:function(job, loaded, quantized, progress, calibration) -> Engine
 ROUTES: Mapping[str, str] = {
     "onnx": "trtpipe.routes.onnx:compile_engine",
     "torch2trt": "trtpipe.routes.torch2trt.route:compile_engine",
@@ -25,7 +25,7 @@ ROUTES: Mapping[str, str] = {
 def route(name: str) -> Compile:
     """The function that takes a quantized graph to an engine on this route.
 
-    Its `samples` are those that TensorRT itself calibrates on, with build.quantization implicit; else None.
+    Its `calibration` is what TensorRT itself calibrates by, with build.quantization implicit; else None.
     """
     module, _, function = ROUTES[name].partition(":")
     compile_engine: Compile = getattr(import_module(module), function)
