@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.model.marks import ANY_SCALE, Mark
 
@@ -224,7 +224,7 @@ def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _OnnxAffi
     return made
 
 
-def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _OnnxAffine) -> ir.Value:
+def _in_float(graph: ir.Graph, node: ir.Node, stored: Array, affine: _OnnxAffine) -> ir.Value:
     """A new initializer with the numbers that stored integers stand for."""
     import onnx_ir as ir
 
