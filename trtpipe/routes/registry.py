@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from trtpipe.values import Route
+
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
@@ -15,14 +17,14 @@ if TYPE_CHECKING:
 Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress", "NativeCalibration | None"], "Engine"]
 
 #: route -> module:function(job, loaded, quantized, progress, calibration) -> Engine
-ROUTES: Mapping[str, str] = {
+ROUTES: Mapping[Route, str] = {
     "onnx": "trtpipe.routes.onnx:compile_engine",
     "torch2trt": "trtpipe.routes.torch2trt.route:compile_engine",
     "torch_tensorrt": "trtpipe.routes.torch_tensorrt.route:compile_engine",
 }
 
 
-def route(name: str) -> Compile:
+def route(name: Route) -> Compile:
     """The function that takes a quantized graph to an engine on this route.
 
     Its `calibration` is what TensorRT itself calibrates by, with build.quantization implicit; else None.
