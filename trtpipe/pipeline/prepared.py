@@ -153,7 +153,7 @@ class PreparedJob:
     def _model(self) -> LoadedModel:
         def make() -> LoadedModel:
             with self._stages("model"):
-                return load_model(self.job, self.job.folder, self._stages.note)
+                return load_model(self.job, self._stages.note)
 
         return self.results.in_memory("model", make)
 
