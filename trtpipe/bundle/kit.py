@@ -33,7 +33,7 @@ def kit_contents(
     graph: OnnxModel,
     golden: Golden,
     calibration: bytes | None,
-    extra: Mapping[str, bytes] | None = None,
+    extra: Mapping[str, bytes] | None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and files of a kit, for `write_bundle`.
 

@@ -94,7 +94,7 @@ class Compiler(Protocol):
 
 
 @contextlib.contextmanager
-def compiler(job: Job, calibration: NativeCalibration | None = None) -> Iterator[Compiler]:
+def compiler(job: Job, calibration: NativeCalibration | None) -> Iterator[Compiler]:
     """What compiles for the job's target. What it loads, it loads now; what it began ends with the context."""
     if job.build.target != "tensorrt_rtx":
         yield _Here(job, calibration)

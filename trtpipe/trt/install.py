@@ -21,7 +21,7 @@ _WHEELS: Mapping[int, Mapping[str, tuple[str, str]]] = {
 _X86_ALONE = {(12, "tensorrt_rtx")}
 
 
-def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", *, jetson: bool = False) -> str:
+def tensorrt_command(target: str, cuda: str, compute_capability: str = "", *, jetson: bool) -> str:
     """The command that installs it; "" where PyPI has none that this driver and this GPU can use.
 
     Args:

@@ -33,7 +33,7 @@ _READ = ("int8", "uint8", "int16", "uint16", "int32")
 Marks = dict["tuple[ir.Node, int]", Mark]
 
 
-def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, tuple[str, ...]]:
+def take_qdq_off(model: ir.Model, *, any_scales: bool) -> tuple[Marks, tuple[str, ...]]:
     """Make a file its own FP32 form; the scales of the inputs that were quantized, by node and place, and notes.
 
     A pair of QuantizeLinear and DequantizeLinear becomes the tensor before it, a DequantizeLinear of a constant the
