@@ -129,7 +129,7 @@ class Line:
         from trtpipe.model.capture import capture
         from trtpipe.model.load import load_model
 
-        return self.timed("capture", lambda: capture(load_model(self.job(WAYS[0]), Path(__file__).parent)))
+        return self.timed("capture", lambda: capture(load_model(self.job(WAYS[0]))))
 
     def source(self) -> Any:
         """The calibration samples."""

@@ -39,7 +39,7 @@ def measure(path: Path) -> dict[str, Any]:
     from trtpipe.quantization.quantize import place_qdq, prepare
 
     job = read_job(path)
-    captured = capture(load_model(job, path.parent))
+    captured = capture(load_model(job))
     source, check = open_calibration(job), open_check(job)
     tables = [
         calibrate(

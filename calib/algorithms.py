@@ -52,7 +52,7 @@ AT_ONCE = 8
 AUTO_POWER = 2.4
 
 
-def threshold(histogram: Histogram, algorithm: str = "auto", percentile: float = PERCENTILE) -> float:
+def threshold(histogram: Histogram, algorithm: str, percentile: float = PERCENTILE) -> float:
     """The amax that `algorithm` chooses for what `histogram` saw.
 
     Args:

@@ -27,7 +27,7 @@ class Factory:
 
     classes: tuple[str, ...] | None = None
 
-    def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None, *, skip: bool = False) -> None:
+    def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None, *, skip: bool) -> None:
         self._path, self._inputs = path, tuple(inputs)
         with undone():
             self._make = import_callable(path, "factory")
@@ -161,9 +161,7 @@ class Factory:
         return {name: to_array(where, item[name]) for name in names}, label
 
 
-def open_factory(
-    path: str, inputs: Sequence[InputSpec], limit: int | None, workers: int, *, skip: bool = False
-) -> Factory:
+def open_factory(path: str, inputs: Sequence[InputSpec], limit: int | None, workers: int, *, skip: bool) -> Factory:
     """The samples of the callable at `path`; of an iterable the first `limit` ones (all when None).
 
     `skip`: items of a sequence that raise are samples without a label, which raise when they are loaded.

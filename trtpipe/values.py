@@ -29,10 +29,10 @@ PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)  # the 
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
+SiteRule = Literal["Q1", "Q2", "Q4", "Q5", "Q8"]
 
 MANIFEST, GOLDEN = "manifest.json", "golden.safetensors"  # the files that make a folder a bundle
 ARCHIVE_SUFFIX = ".trtb"  # of a bundle as one file
-
 Extent = Literal["min", "opt", "max"]
 #: The extents of a dynamic dimension in an optimization profile.
 EXTENTS: tuple[Extent, ...] = get_args(Extent)
@@ -170,7 +170,7 @@ class Site:
     key: str
     group: str
     axis: int | None
-    rule: str
+    rule: SiteRule
 
     @property
     def shared(self) -> object:

@@ -35,7 +35,7 @@ def line(monkeypatch):
     """What `pipeline.build` was called with; `outcomes` says what it does for a job of that name."""
     calls, outcomes = [], {}
 
-    def build(job, out, reporter, *, sign=None, diagnose_seconds=60.0, timing_cache=None):
+    def build(job, out, reporter, *, sign=None, diagnose_seconds=60.0):
         calls.append((job, out))
         with reporter.stage("model"):
             outcome = outcomes.get(job.name, REPORT)

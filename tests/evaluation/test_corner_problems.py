@@ -49,7 +49,7 @@ class Runner:
 
 
 def at_corners(runner: Runner, inputs: tuple[TensorSpec, ...] = INPUTS) -> CheckReport:
-    expected = [{"y": model(arrays["x"])} for arrays in corners(inputs, SAMPLES)]
+    expected = [{"y": model(arrays["x"])} for arrays in corners(inputs, SAMPLES, ())]
     return with_corners(*ran(runner, Batching(inputs, OUTPUTS, 4)), SAMPLES, expected)
 
 
@@ -149,7 +149,7 @@ def test_rounding_as_the_check_s_own_does_not(noise: float) -> None:
 
 
 def test_a_direction_that_is_lost_fails_where_every_value_is_small() -> None:
-    small = [{"y": model(a["x"]) / 1000} for a in corners(BATCH, SAMPLES)]
+    small = [{"y": model(a["x"]) / 1000} for a in corners(BATCH, SAMPLES, ())]
     report = with_corners(*ran(Runner(lambda x: -model(x) / 1000), Batching(BATCH, OUTPUTS, 4)), SAMPLES, small)
     assert report.problems[1] == (
         "output y has a worst cosine of -1 with the baseline (check: 0.99) for x [16, 4], which the job declares. "

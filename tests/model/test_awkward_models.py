@@ -319,7 +319,7 @@ def test_a_wrapped_network_is_taken_out_and_others_are_refused(tmp_path: Path, m
     module.write_text(module.read_text().replace("classes = None\n", "").replace("return Net()", f"return {made}"))
     if MADE[made] is None:
         assert deep_problems(read_job(file)) == ()
-        names = load_model(read_job(file), tmp_path).module.state_dict()
+        names = load_model(read_job(file)).module.state_dict()
         assert set(names) == {"network.a.weight", "network.a.bias"}
         return
     text = "\n".join(map(str, deep_problems(read_job(file))))
@@ -531,4 +531,4 @@ def test_code_in_a_folder_whose_name_is_no_utf8_is_told_so(tmp_path: Path) -> No
     with pytest.raises(
         InputError, match=r"^model\.factory: its code must lie in folders whose names are UTF-8 \(got .*caf\\udce9"
     ):
-        load_model(loaded, folder)
+        load_model(loaded)

@@ -30,7 +30,7 @@ def test_every_dimension_is_at_its_least_and_at_its_largest(
     dims = {"N": batch, "H": height}
     specs = (TensorSpec("x", "float32", ("N", 2, "H"), dims), TensorSpec("y", "int64", ("N",), {"N": batch}))
     x = np.arange(sample[0] * 2 * sample[1]).reshape(sample[0], 2, sample[1])
-    inputs = list(corners(specs, {"x": x, "y": np.arange(sample[0])}))
+    inputs = list(corners(specs, {"x": x, "y": np.arange(sample[0])}, ()))
     shapes = [(f["x"].shape, f["y"].shape) for f in inputs]
     least, largest = ((batch.min, 2, height.min), (batch.min,)), ((batch.max, 2, height.max), (batch.max,))
     assert shapes == [s for s in dict.fromkeys([least, largest]) if s != (x.shape, (sample[0],))]
@@ -66,7 +66,7 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     captured = capture(loaded)
     with pytest.raises(BuildError) as caught:
-        require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+        require_corners(loaded, captured, samples, corner_outputs(loaded, samples, ()), ())
     assert str(caught.value) == (
         "capture: the graph gives other outputs than the model for x [1, 3, 8, 8] (100% other values in output "
         "logits). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the "
@@ -79,7 +79,7 @@ def test_models_that_do_not_are_taken(name: str) -> None:
     loaded = getattr(nets, name)()
     shape = [d if isinstance(d, int) else 3 for d in loaded.inputs[0].shape]
     samples = {"x": nets.images(*shape).numpy()}
-    require_corners(loaded, nets.captured(name), samples, corner_outputs(loaded, samples))
+    require_corners(loaded, nets.captured(name), samples, corner_outputs(loaded, samples, ()), ())
 
 
 def test_a_model_that_fails_for_one_sample_is_said() -> None:
@@ -91,7 +91,7 @@ def test_a_model_that_fails_for_one_sample_is_said() -> None:
 
     loaded = nets.loaded(Fails(), out_shape=("N", 3))
     with pytest.raises(InputError) as caught:
-        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
+        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()}, ())
     assert str(caught.value) == (
         "capture: the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. Narrow the "
         "range in inputs, or make the model take it."
@@ -108,7 +108,7 @@ def test_a_model_that_gives_nan_for_one_sample_is_said() -> None:
 
     loaded = nets.loaded(Deviation(), out_shape=("N", 3))
     with pytest.raises(InputError) as caught:
-        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
+        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()}, ())
     assert str(caught.value) == (
         "capture: output logits of the model itself holds NaN or infinity for x [1, 3, 8, 8], which the job declares. "
         "Narrow the range in inputs, or make the model take it."
@@ -124,7 +124,7 @@ def test_a_graph_that_fails_at_a_corner_is_said() -> None:
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     captured = replace(capture(loaded), graph=Fails())
     with pytest.raises(BuildError) as caught:
-        require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+        require_corners(loaded, captured, samples, corner_outputs(loaded, samples, ()), ())
     assert str(caught.value) == (
         "capture: the graph of the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. "
         "Narrow the range in inputs, or make the model take it."
@@ -149,7 +149,7 @@ def test_samples_that_a_larger_batch_has_are_not_run_once_more() -> None:
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     counting = Counting(nets.captured("residual").graph)
     captured = replace(nets.captured("residual"), graph=counting)
-    require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+    require_corners(loaded, captured, samples, corner_outputs(loaded, samples, ()), ())
     assert counting.sizes == [(1, 3, 8, 8), (8, 3, 8, 8)]
 
 
@@ -161,13 +161,13 @@ def test_samples_of_a_size_between_the_corners_are_run_as_they_are() -> None:
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     graph = capture(loaded)
     right = Counting(graph.graph)
-    require_corners(loaded, replace(graph, graph=right), samples, corner_outputs(loaded, samples))
+    require_corners(loaded, replace(graph, graph=right), samples, corner_outputs(loaded, samples, ()), ())
     assert right.sizes == [(1, 3, 6, 8), (8, 3, 10, 8), (4, 3, 8, 8)]
     wrong = replace(graph, graph=Counting(graph.graph, (4, 3, 8, 8)))
     with pytest.raises(
         BuildError, match=r"^capture: the graph gives other outputs than the model for x \[4, 3, 8, 8\], samples"
     ):
-        require_corners(loaded, wrong, samples, corner_outputs(loaded, samples))
+        require_corners(loaded, wrong, samples, corner_outputs(loaded, samples, ()), ())
 
 
 def test_a_model_that_is_another_where_it_is_exported_is_not_told_of_sizes() -> None:
@@ -179,4 +179,4 @@ def test_a_model_that_is_another_where_it_is_exported_is_not_told_of_sizes() -> 
     loaded = nets.loaded(Exported(), out_shape=("N", 3))
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     with pytest.raises(BuildError, match=r"is_exporting or its like"):
-        require_corners(loaded, capture(loaded), samples, corner_outputs(loaded, samples))
+        require_corners(loaded, capture(loaded), samples, corner_outputs(loaded, samples, ()), ())

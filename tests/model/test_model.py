@@ -118,14 +118,14 @@ def job(tmp_path: Path) -> Any:
 
 
 def test_a_factory_beside_the_job(job: Any, tmp_path: Path) -> None:
-    loaded = load_model(job(args={"width": 6}), tmp_path)
+    loaded = load_model(job(args={"width": 6}))
     assert loaded.outputs == (TensorSpec("y", "float32", ("N", 6), {"N": DimRange(1, 2, 4)}),)
     assert not loaded.module.training
     assert not any(p.requires_grad for p in loaded.module.parameters())
 
 
 def test_outputs_of_a_dict_are_taken_by_name(job: Any, tmp_path: Path) -> None:
-    loaded = load_model(job(("a", "b"), factory="mynet:two"), tmp_path)
+    loaded = load_model(job(("a", "b"), factory="mynet:two"))
     a, b = loaded.module(torch.arange(8.0).reshape(2, 4))
     assert a.tolist() == [3, 3]
     assert b.shape == (2, 3)
@@ -143,7 +143,7 @@ def test_outputs_of_a_dict_are_taken_by_name(job: Any, tmp_path: Path) -> None:
 )
 def test_messages(job: Any, tmp_path: Path, model: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error) as raised:
-        load_model(job(**model), tmp_path)
+        load_model(job(**model))
     assert str(raised.value).startswith(message)
 
 
@@ -154,14 +154,14 @@ def test_a_factory_may_take_its_arguments_apart(job: Any, tmp_path: Path) -> Non
     args = {"cfg": {"width": 3, "deep": {"er": 1}}}
     made = job(factory="popping:make", args=args)
     for _ in range(2):
-        assert load_model(made, tmp_path).module.network.out_features == 3
+        assert load_model(made).module.network.out_features == 3
     assert made.model.args == args
 
 
 def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import surely_not_installed\n")
     with pytest.raises(InputError) as raised:
-        load_model(job(factory="needy:make"), tmp_path)
+        load_model(job(factory="needy:make"))
     assert str(raised.value) == (
         "model.factory: importing needy raised ModuleNotFoundError: No module named 'surely_not_installed'\n"
         f"  File {tmp_path / 'needy.py'}, line 1, in <module>\n"
@@ -173,7 +173,7 @@ def test_a_factory_that_raises(job: Any, tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text("import helper\ndef make(**args):\n    return helper.weights('absent.bin')\n")
     (tmp_path / "helper.py").write_text("def weights(path):\n    return open(path)\n")
     with pytest.raises(InputError) as raised:
-        load_model(job(factory="raising:make"), tmp_path)
+        load_model(job(factory="raising:make"))
     assert str(raised.value) == (
         "model.factory: raising:make raised FileNotFoundError: [Errno 2] No such file or directory: 'absent.bin'\n"
         f"  File {tmp_path / 'raising.py'}, line 3, in make\n"
@@ -186,18 +186,18 @@ def test_a_factory_that_raises(job: Any, tmp_path: Path) -> None:
 def test_a_type_error_inside_the_factory_is_not_about_its_arguments(job: Any, tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text("def make(**args):\n    return len(3)\n")
     with pytest.raises(InputError, match=r"^model\.factory: typed:make raised TypeError: object of type 'int' has no"):
-        load_model(job(factory="typed:make"), tmp_path)
+        load_model(job(factory="typed:make"))
 
 
 def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"outputs: must be the tensors that the model returns \(got z, and it returns a dict of b: "
     ):
-        load_model(job(("z",), factory="mynet:two"), tmp_path)
+        load_model(job(("z",), factory="mynet:two"))
     with pytest.raises(
         InputError, match=r"outputs: must be the tensors that the model returns \(got y, z, and it returns float32"
     ):
-        load_model(job(("y", "z")), tmp_path)
+        load_model(job(("y", "z")))
 
 
 def test_an_output_cannot_be_called_like_an_input() -> None:
@@ -212,7 +212,7 @@ def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
     ):
-        load_model(job(width=5), tmp_path)
+        load_model(job(width=5))
 
 
 @pytest.mark.parametrize(("shape", "step"), [
@@ -253,7 +253,7 @@ def test_an_exported_program(job: Any, tmp_path: Path) -> None:
     torch.export.save(
         torch.export.export(network, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},)), tmp_path / "p.pt2"
     )
-    loaded = load_model(job(factory=None, program=str(tmp_path / "p.pt2")), tmp_path)
+    loaded = load_model(job(factory=None, program=str(tmp_path / "p.pt2")))
     x = torch.ones(3, 4)
     torch.testing.assert_close(loaded.module(x)[0], network(x))
 
@@ -345,7 +345,7 @@ def test_uint8_without_normalisation_keeps_its_range() -> None:
 
 @pytest.mark.parametrize("names", [("scores", "boxes"), ("boxes", "scores")])
 def test_outputs_of_a_named_tuple_are_taken_by_name(job: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
-    loaded = load_model(job(names, factory="mynet:named"), tmp_path)
+    loaded = load_model(job(names, factory="mynet:named"))
     outputs = dict(zip(names, loaded.module(torch.ones(2, 4)), strict=True))
     assert outputs["scores"].shape == (2,)
     assert outputs["boxes"].shape == (2, 4)
@@ -368,7 +368,7 @@ def two_inputs(folder: Path, factory: str, names: tuple[str, str]) -> Job:
 @pytest.mark.parametrize("names", [("left", "right"), ("a", "b")])
 def test_inputs_are_taken_in_order(tmp_path: Path, names: tuple[str, str]) -> None:
     try:
-        assert load_model(two_inputs(tmp_path, "mynet:pair", names), tmp_path).outputs[0].name == "y"
+        assert load_model(two_inputs(tmp_path, "mynet:pair", names)).outputs[0].name == "y"
     finally:
         sys.modules.pop("mynet", None)
 
@@ -386,7 +386,7 @@ def test_inputs_are_not_taken_in_another_order_than_forwards(
 ) -> None:
     try:
         with pytest.raises(InputError) as caught:
-            load_model(two_inputs(tmp_path, factory, names), tmp_path)
+            load_model(two_inputs(tmp_path, factory, names))
     finally:
         sys.modules.pop("mynet", None)
     assert str(caught.value) == (
@@ -408,7 +408,7 @@ def test_an_output_has_the_declared_dtype_or_is_refused(job: Any, tmp_path: Path
     made = made.model_copy(update={"outputs": {"y": made.outputs["y"].model_copy(update={"dtype": declared})}})
     if KINDS[declared] < KINDS[own]:
         with pytest.raises(InputError) as caught:
-            load_model(made, tmp_path)
+            load_model(made)
         returned = "float32" if KINDS[own] == 2 else own
         legal = "float32 or float16" if KINDS[own] == 2 else f"{own} or a float type"
         assert str(caught.value) == (
@@ -416,7 +416,7 @@ def test_an_output_has_the_declared_dtype_or_is_refused(job: Any, tmp_path: Path
             "round in the model."
         )
         return
-    captured = capture(load_model(made, tmp_path))
+    captured = capture(load_model(made))
     program = quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={})
     graph = onnx.load_from_string(to_onnx(program).data).graph
     kind = onnx.helper.tensor_dtype_to_np_dtype(graph.output[0].type.tensor_type.elem_type)
@@ -438,7 +438,7 @@ def test_a_keyword_of_python_as_a_name(job: Any, tmp_path: Path, word: str) -> N
         f"        return self.heads[{word!r}](x)\n"
     )
     with pytest.raises(InputError) as raised:
-        load_model(job(factory=f"heads_{word}:Net", args={}), tmp_path)
+        load_model(job(factory=f"heads_{word}:Net", args={}))
     assert str(raised.value) == (
         "model.factory: no module, parameter or buffer may be named by a keyword of Python (got "
         f"heads.{word}), which torch.export cannot write. Name it another, as class_."

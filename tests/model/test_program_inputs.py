@@ -104,7 +104,7 @@ def test_tensors_within_an_argument_are_named_by_their_paths(
     tmp_path: Path, program: bool, names: tuple[str, ...], place: tuple[int, ...]
 ) -> None:
     """Those of a factory are put together by them; those of a program are given in order."""
-    loaded = load_model(nested(tmp_path, program, names), tmp_path)
+    loaded = load_model(nested(tmp_path, program, names))
     values = [torch.full((2, 4), v) for v in (1.0, 10.0, 100.0)]
     assert loaded.module(*(values[k] for k in place))[0].unique().tolist() == [132.0]
 
@@ -124,7 +124,7 @@ def test_tensors_within_an_argument_are_not_taken_in_another_order(
     tmp_path: Path, program: bool, names: tuple[str, ...], step: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        load_model(nested(tmp_path, program, names), tmp_path)
+        load_model(nested(tmp_path, program, names))
     taken = "feats.a, feats.b.0, ids" if program else "feats, ids"
     got = ", ".join(names if program else dict.fromkeys(n.partition(".")[0] for n in names))
     assert str(caught.value) == (

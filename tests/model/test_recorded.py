@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from trtpipe.model import recorded
 from trtpipe.model.recorded import Recordings, replayed
 
 
@@ -39,17 +40,19 @@ def sums(run_of, calls):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_each_call_is_made_once_whatever_is_recorded(broken):
+def test_each_call_is_made_once_whatever_is_recorded(broken, monkeypatch):
     recorder, generator = Recorder(broken), torch.Generator().manual_seed(0)
     calls = [torch.randn(size, 3, generator=generator) for size in (4, 4, 4, 4, 4, 2, 4, 4, 2)]
-    assert sums(lambda run: Recordings(run, recorder), calls) == sums(lambda run: run, calls)
+    monkeypatch.setattr(recorded, "record", recorder)
+    assert sums(Recordings, calls) == sums(lambda run: run, calls)
     assert (recorder.recorded, recorder.replays) == ((0, 0) if broken else (2, 7))
 
 
-def test_what_is_given_may_change_afterwards():
+def test_what_is_given_may_change_afterwards(monkeypatch):
     recorder, x = Recorder(), torch.zeros(2)
+    monkeypatch.setattr(recorded, "record", recorder)
     seen = []
-    recordings = Recordings(lambda inputs: seen.append(float(inputs[0].sum())), recorder)
+    recordings = Recordings(lambda inputs: seen.append(float(inputs[0].sum())))
     for value in (1.0, 2.0, 3.0):
         recordings((x.fill_(value),))
     assert seen == [2.0, 4.0, 6.0]

@@ -58,7 +58,7 @@ def test_weights(job: Any, tmp_path: Path, suffix: str) -> None:
     state = {"fc.weight": torch.ones(3, 4), "fc.bias": torch.tensor([0.0, 1.0, 2.0])}
     path = tmp_path / f"w{suffix}"
     save_file(state, str(path)) if suffix == ".safetensors" else torch.save({"state_dict": state}, path)
-    loaded = load_model(job(weights=str(path)), tmp_path)
+    loaded = load_model(job(weights=str(path)))
     assert loaded.module(torch.ones(1, 4))[0].tolist() == [[4.0, 5.0, 6.0]]
 
 
@@ -67,7 +67,7 @@ def test_the_digest_follows_the_weights(job: Any, tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         path = tmp_path / f"{value}.safetensors"
         save_file({"fc.weight": torch.full((3, 4), value), "fc.bias": torch.zeros(3)}, str(path))
-        digests |= {load_model(job(weights=str(path)), tmp_path).weights_digest for _ in range(2)}
+        digests |= {load_model(job(weights=str(path))).weights_digest for _ in range(2)}
     assert len(digests) == 2
 
 
@@ -75,7 +75,7 @@ def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path)
     path = tmp_path / "w.pt"
     torch.save(torch.nn.Linear(4, 3), path)
     with pytest.raises(InputError) as caught:
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
     assert str(caught.value) == (
         "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported global: GLOBAL "
         "torch.nn.modules.linear.Linear). Save the state_dict, not the module."
@@ -92,7 +92,7 @@ class Running:
 def test_a_pickle_that_runs_something_is_refused_without_advice_to_let_it(job: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"fc.weight": torch.zeros(3, 4)}, "more": Running()}, tmp_path / "w.pt")
     with pytest.raises(InputError) as caught:
-        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+        load_model(job(weights=str(tmp_path / "w.pt")))
     assert str(caught.value) == (
         "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported GLOBAL "
         f"{os.system.__module__}.system). It would run that when it is read: save the state_dict, of tensors alone."
@@ -113,7 +113,7 @@ def test_a_file_that_holds_something_else_than_a_state_dict(job: Any, tmp_path: 
     path = tmp_path / "w.pt"
     torch.save(state, path)
     with pytest.raises(InputError) as caught:
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
     assert str(caught.value) == (
         f"model.weights: must hold tensors by their names in the model (got {got} in w.pt). "
         "Save the model's state_dict()."
@@ -124,7 +124,7 @@ def test_a_file_that_holds_something_else_than_a_state_dict(job: Any, tmp_path: 
 def test_a_file_of_weights_that_is_none_is_said(job: Any, tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "w.pt").write_bytes(content)
     with pytest.raises(InputError, match=rf"\(got w\.pt: {why}\)\. Is it one, and all of it there\?$"):
-        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+        load_model(job(weights=str(tmp_path / "w.pt")))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_prefix_of_all_names_is_named(job: Any, tmp_path: Path, prefix: str, s
     names = ("fc.weight", "fc.bias") if prefix != "fc." else ("weight", "other")
     torch.save({prefix + name: torch.zeros(3) for name in names}, path)
     with pytest.raises(InputError, match=r"^model\.weights: must fit the model \(got w\.pt: ") as caught:
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
     assert str(caught.value).endswith(f"). {step}")
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_is_searched_for_the_one_set_of_the_models_names(
     for key in reversed(keys):
         held = {key: held, "optimizer": {"state": {0: torch.ones(2)}, "lr": 0.1}, "other": {"d.weight": torch.ones(1)}}
     torch.save({**held, "epoch": 3}, tmp_path / "w.pt")
-    loaded = load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+    loaded = load_model(job(weights=str(tmp_path / "w.pt")))
     assert loaded.module(torch.ones(1, 4))[0].tolist() == [[8.0, 8.0, 8.0]]
 
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_several_sets_of_weights_is_refused(
         held[first] = {rest[0]: state, "updates": 7} if rest else state
     torch.save({**held, "epoch": 3}, tmp_path / "w.pt")
     with pytest.raises(InputError) as caught:
-        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+        load_model(job(weights=str(tmp_path / "w.pt")))
     assert str(caught.value) == (
         f"model.weights: must hold the model's weights once (got w.pt with 2 sets of them: {one}, {other}). Save the "
         f"one that is meant: torch.save(torch.load('w.pt'){other}, ...)."
@@ -192,7 +192,7 @@ def test_a_file_that_was_cut_says_so(job: Any, tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.zeros(3, 4), "fc.bias": torch.zeros(3)}, path)
     path.write_bytes(path.read_bytes()[:-300])
     with pytest.raises(InputError) as caught:
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
     assert "PytorchStreamReader failed" in str(caught.value)
     path.unlink()
     with pytest.raises(InputError) as caught:
@@ -232,7 +232,7 @@ def test_a_weight_without_elements_has_a_digest(strides: tuple[int]) -> None:
 def test_torchscript_in_the_place_of_weights_is_told_so(job: Any, tmp_path: Path) -> None:
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "w.pt")
     with pytest.raises(InputError) as raised:
-        load_model(job("w.pt"), tmp_path)
+        load_model(job("w.pt"))
     assert str(raised.value) == (
         "model.weights: must be a file of tensors (got w.pt, of torch.jit.save). Save the state_dict of the module "
         "that it was made of, and name the file in model.torchscript."
@@ -242,14 +242,14 @@ def test_torchscript_in_the_place_of_weights_is_told_so(job: Any, tmp_path: Path
 def test_a_state_dict_of_numpy_arrays_is_told_so(job: Any, tmp_path: Path) -> None:
     torch.save({name: w.numpy() for name, w in torch.nn.Linear(4, 3).state_dict().items()}, tmp_path / "w.pt")
     with pytest.raises(InputError, match=r"Make its NumPy arrays tensors, by torch.from_numpy, and save it again"):
-        load_model(job("w.pt"), tmp_path)
+        load_model(job("w.pt"))
 
 
 def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))
     with pytest.raises(InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*mismatch"):
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
@@ -258,7 +258,7 @@ def test_levels_without_their_scale_are_refused(job: Any, tmp_path: Path, dtype:
     path = tmp_path / "w.pt"
     torch.save({"fc.weight": torch.ones(3, 4).to(dtype), "fc.bias": torch.zeros(3)}, path)
     with pytest.raises(InputError, match=r"got fc\.weight in .* which is float32 in the model; 1 such"):
-        load_model(job(weights=str(path)), tmp_path)
+        load_model(job(weights=str(path)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -266,6 +266,6 @@ def test_weights_of_another_floating_type_are_taken(job: Any, tmp_path: Path, dt
     path = tmp_path / "w.pt"
     weight = torch.randn(3, 4).to(dtype)
     torch.save({"fc.weight": weight, "fc.bias": torch.zeros(3)}, path)
-    loaded = load_model(job(weights=str(path)), tmp_path).module.state_dict()
+    loaded = load_model(job(weights=str(path))).module.state_dict()
     (found,) = (x for name, x in loaded.items() if name.endswith("fc.weight"))
     assert torch.equal(found, weight.float())

@@ -89,7 +89,7 @@ def test_the_graph_is_that_of_the_same_network_in_fp32(kind: str, dtype: str) ->
     assert note.endswith("): its graph computes in FP32, and the job's precision decides what is narrower")
     assert captured.rounding == torch.finfo(getattr(torch, name)).eps
     samples = {"x": np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(dtype)}
-    require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
+    require_corners(loaded, captured, samples, corner_outputs(loaded, samples, ()), ())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -60,13 +60,12 @@ def test_what_was_recorded_comes_back(tmp_path):
 
 def test_greens_and_latest_are_of_earlier_runs(tmp_path):
     with History(tmp_path / "h.sqlite") as history:
-        runs = [record(history, outcome(accuracy=0.1 * k)) for k in range(4)]
+        runs = [record(history, outcome(accuracy=0.1 * k)) for k in range(12)]
         record(history, outcome(accuracy=0.0), green=False)
         record(history, outcome("a", outcome="error", metrics=()), green=False)
-        greens = history.greens(99, 3)["a"]
-        assert [p.run for p in greens] == [4, 3, 2]
+        assert [p.run for p in history.greens(99)["a"]] == list(range(12, 2, -1))
         assert [p.run for p in history.greens(runs[2])["a"]] == [2, 1]
-        assert history.latest(99)["a"].run == 5  # the one that has a bundle
+        assert history.latest(99)["a"].run == 13  # the one that has a bundle
         assert history.latest(1) == {}
 
 

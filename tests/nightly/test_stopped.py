@@ -99,10 +99,10 @@ class StandIn:
         slot, task = self.running.pop(0)
         self.watcher.asked = len(self.ended) >= self.moment - 1
         kind = self.ending if self.watcher.asked else "done"
-        value = {"outcome": "busy"} if kind == "busy" else built(task) if kind == "done" else "signal 15 (SIGTERM)"
+        outcome = {"outcome": "busy"} if kind == "busy" else built(task) if kind == "done" else {}
         if kind == "done":
             self.ended.append(task.name)
-        yield Event("done" if kind == "busy" else kind, task, slot.name, value)
+        yield Event("done" if kind == "busy" else kind, task, slot.name, "signal 15 (SIGTERM)", outcome)
 
     def cancel(self):
         assert self.watcher.cancelled()

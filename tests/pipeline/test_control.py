@@ -33,6 +33,7 @@ from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.executor import graph_as_checked
 from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, TensorSpec
 
 X = nets.images(8, 3, 8, 8).numpy()
@@ -237,14 +238,18 @@ def test_where_an_engine_was_executed_the_control_is_an_engine(
     monkeypatch: pytest.MonkeyPatch, route: str, with_graph: bool
 ) -> None:
     """And a program without an ONNX form has one too."""
-    program, built = quantized(), []
+    program, built, by = quantized(), [], []
     graph = to_onnx(program) if with_graph else None
 
-    def compile_file(job: Job, model: OnnxModel, *_: Any) -> Engine:
+    def compile_file(job: Job, model: OnnxModel, progress: Any, calibration: NativeCalibration) -> Engine:
+        by.append(calibration)
         built.append(model)
         return engine(model)
 
-    def compile_program(job: Job, loaded: LoadedModel, changed: Quantized, *_: Any) -> Engine:
+    def compile_program(
+        job: Job, loaded: LoadedModel, changed: Quantized, progress: Any, calibration: NativeCalibration
+    ) -> Engine:
+        by.append(calibration)
         built.append(changed)
         return engine(None)
 
@@ -256,12 +261,15 @@ def test_where_an_engine_was_executed_the_control_is_an_engine(
     monkeypatch.setattr(controls, "route", lambda name: compile_program)
     monkeypatch.setattr(controls, "open_engine", opened)
     made_of: Callable[[], Any] = lambda: (nets.residual(), program)  # noqa: E731
-    damaged = controls.control(job(route), engine(graph), "engine", made_of, Silent())
+    source: Any = object()
+    calibration = NativeCalibration(source, file="ranges.cache")
+    damaged = controls.control(job(route), engine(graph), "engine", made_of, Silent(), calibration)
     assert built == []  # nothing is built before the check has run
     report = checked(damaged, program)
     assert report.passed, report.problems
     assert (report.control.executed, report.control.failed) == ("engine", True)
     assert report.notes == ()
+    assert by == [NativeCalibration(source)]  # the file holds the ranges of the engine, not of a damaged copy
     assert len(built) == 1
     assert isinstance(built[0], OnnxModel if route == "onnx" else Quantized)
 

@@ -19,7 +19,7 @@ from trtpipe.progress import Silent
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt.runtime import EngineRunner
-from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
+from trtpipe.values import CheckReport, Control, DimRange, Engine, Fallback, Metric, TensorSpec
 
 RTX = "precision: {int8_mode: true}\nbuild: {target: tensorrt_rtx, compute_capability: ['8.6']}\n"
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
@@ -203,6 +203,31 @@ def test_an_executed_engine_is_timed(monkeypatch):
     assert found == tuple(0.5 * k for k in range(1, 201))
     assert report.metrics[-1] == Metric("latency_ms", "y", 50.25)
     assert report.passed
+
+
+@pytest.mark.parametrize(
+    ("held", "opt", "count", "reads"), [(8, 4, 20, 0), (8, 8, 20, 0), (8, 12, 20, 1), (8, 12, 8, 0)]
+)
+def test_the_timed_batch_is_read_only_where_the_first_check_batch_is_smaller(held, opt, count, reads):
+    spec = TensorSpec("x", "float32", ("N", 2), {"N": DimRange(1, opt, 16)})
+    output = TensorSpec("y", "float32", ("N",), {"N": DimRange(1, opt, 16)})
+    samples, read = np.arange(2 * count, dtype=np.float32).reshape(count, 2), []
+
+    def batches(size):
+        read.append(size)
+        yield SimpleNamespace(arrays={"x": samples[:size]})
+
+    source = SimpleNamespace(sample_count=count, batches=batches)
+    baseline = SimpleNamespace(labels=None)
+    prepared = SimpleNamespace(
+        first_check_batch={"x": samples[:held]},
+        check_source=source,
+        baseline=baseline,
+        inputs=(spec,),
+        outputs=(output,),
+    )
+    np.testing.assert_array_equal(evidence.first_batch(prepared)["x"], samples[: min(opt, count)])
+    assert len(read) == reads
 
 
 def test_what_was_not_executed_has_no_latency():

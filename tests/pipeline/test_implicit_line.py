@@ -18,6 +18,7 @@ from trtpipe.pipeline import prepared as line
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx as route
+from trtpipe.routes.native import native_calibration
 from trtpipe.trt.options import refusals
 
 
@@ -47,7 +48,7 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
     prepared.corrected = lambda table: prepared
     assert pipeline.calibrate(job, prepared, pipeline.Stages(Silent())) is None
     quantized = pipeline.quantize(job, prepared, None, pipeline.Stages(Silent()))
-    route.compile_engine(job, None, quantized, Silent(), open_calibration(job))
+    route.compile_engine(job, None, quantized, Silent(), native_calibration(job, open_calibration(job)))
     operators = {n.op_type for n in onnx.load_from_string(asked["model"].data).graph.node}
     assert "Conv" in operators
     assert "QuantizeLinear" not in operators
@@ -87,7 +88,7 @@ def test_the_fp16_engine_that_int8_is_timed_against_is_not_quantized(job, monkey
 
     def compiled(plain, prepared, quantized, stages):
         assert route_refusals(plain) == []
-        assert pipeline.native_samples(plain, prepared) is None
+        assert pipeline.native_of(plain, prepared) is None
         raise Seen
 
     def route_refusals(asked):

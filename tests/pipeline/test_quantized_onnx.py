@@ -215,7 +215,7 @@ def test_the_scales_of_a_weight_are_those_of_its_output_channels(
     weight = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
     by_channel(tmp_path, weight, axis, operator, transposed=transposed)
     job = read_job(write_job(tmp_path, "file", calibration=None))
-    captured = capture(load_model(job, tmp_path))
+    captured = capture(load_model(job))
     assert len(given_amax(captured)) == 1
     if wanted is not None:
         with pytest.raises(InputError) as raised:

@@ -20,9 +20,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
-from trtpipe.pipeline.build import build
 from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
-from trtpipe.progress import Silent
 from trtpipe.trt.timing_cache import GIVEN
 from trtpipe.values import Engine, OnnxModel
 
@@ -97,22 +95,24 @@ def test_tensorrt_is_given_the_bundles_timing_cache(tmp_path, monkeypatch):
     assert read_bundle(tmp_path / "out" / before.manifest.name).manifest.build.timing_cache is None
 
 
-@pytest.mark.parametrize(
-    ("target", "folder", "taken"),
-    [("tensorrt", "given", "given"), ("tensorrt", None, "own"), ("tensorrt_rtx", "given", None)],
-)
-def test_a_job_is_built_with_the_folder_in_the_place_of_its_own(tmp_path, monkeypatch, target, folder, taken):
-    seen = []
-
-    def prepare(job, *_):
-        seen.append(job.build.timing_cache)
-        raise InputError("here: the first stage was reached. Go on.")
-
-    monkeypatch.setattr("trtpipe.pipeline.build.prepare", prepare)
+@pytest.mark.parametrize(("target", "cache", "taken"), [
+    ("tensorrt", b"timings", "given"), ("tensorrt", b"", "own"), ("tensorrt_rtx", b"timings", None),
+])  # fmt: skip
+def test_a_job_is_built_with_the_bundles_in_the_place_of_its_own(tmp_path, monkeypatch, target, cache, taken):
     sections = yaml.safe_load(GOOD)
     sections["build"] = {"target": target, **({"timing_cache": "own"} if target == "tensorrt" else {})}
-    with pytest.raises(InputError, match="the first stage was reached"):
-        build(Job.model_validate(sections), tmp_path, Silent(), timing_cache=folder)
+    before, seen = bundle(tmp_path / "a", timing_cache=cache), []
+
+    def build(job, *_, **__):
+        folder = job.build.timing_cache
+        seen.append("given" if folder and Path(folder, GIVEN).is_file() else folder)
+        raise InputError("here: the build was reached. Go on.")
+
+    file = tmp_path / "job.yaml"
+    file.write_text("")
+    monkeypatch.setattr("trtpipe.cli.commands.build.load_jobs", lambda *_: [(file, Job.model_validate(sections))])
+    monkeypatch.setattr("trtpipe.cli.commands.build.build", build)
+    assert main(["build", str(file), "--replay", str(before.path), "-q"]) == 2
     assert seen == [taken]
 
 

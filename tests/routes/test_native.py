@@ -31,15 +31,15 @@ def implicit(**calibration):
 
 def test_the_jobs_samples_algorithm_and_batch_size(samples):
     wanted = implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0)
-    found = native_calibration(wanted, open_calibration(wanted), {"graph": "1"})
-    assert (found.file, found.made_from) == (None, {"graph": "1"})
+    found = native_calibration(wanted, open_calibration(wanted))
+    assert (found.file, found.made_from) == (None, {})
     assert (found.source.sample_count, found.algorithm, found.percentile) == (20, "percentile", 99.0)
     assert found.batch_size == 32  # within the range of the inputs' batch
 
 
 def test_tensorrt_calibrates_with_samples(samples):
     with pytest.raises(InputError) as caught:
-        native_calibration(job("onnx", "tensorrt"), open_calibration(implicit(arrays=samples)), {})
+        native_calibration(job("onnx", "tensorrt"), open_calibration(implicit(arrays=samples)))
     assert str(caught.value) == "calibration: the job has no calibration data. Add calibration.images."
 
 
@@ -55,10 +55,12 @@ def test_the_onnx_route_hands_them_to_the_builder(samples, monkeypatch):
     model = line(tiny(), 16, 5)
     wanted = implicit(arrays=samples, batch_size=8)
     source = open_calibration(wanted)
-    assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent(), source) == "engine"
+    calibration = native_calibration(wanted, source)
+    assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent(), calibration) == "engine"
     assert given["precision"] is wanted.precision
     assert given["calibration"].source is source
     assert given["calibration"].batch_size == 8
+    assert list(given["calibration"].made_from) == ["graph"]
     given.clear()
     onnx.compile_engine(job("onnx", "tensorrt"), model.loaded, model.quantized(), Silent())
     assert given["calibration"] is None

@@ -18,6 +18,7 @@ from torch2trt_on_rtx import torch2trt_on_rtx
 from trtpipe.errors import BuildError
 from trtpipe.model.data import open_calibration
 from trtpipe.progress import Silent
+from trtpipe.routes.native import native_calibration
 from trtpipe.trt import driver, flavour
 
 pytestmark = [
@@ -40,8 +41,9 @@ def build(model, quantized=None, **sections):
 
     size = model.loaded.inputs[0].shape[2]
     wanted = job("torch2trt", "tensorrt", size=size, **sections)
-    samples = open_calibration(wanted) if wanted.build.quantization == "implicit" else None
-    return route.compile_engine(wanted, model.loaded, quantized or model.quantized(), Silent(), samples)
+    implicit = wanted.build.quantization == "implicit"
+    calibration = native_calibration(wanted, open_calibration(wanted)) if implicit else None
+    return route.compile_engine(wanted, model.loaded, quantized or model.quantized(), Silent(), calibration)
 
 
 def test_resnet18_comes_out_as_an_engine(world):

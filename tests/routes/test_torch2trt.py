@@ -17,6 +17,7 @@ from calib.errors import CalibError
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.model.data import open_calibration
 from trtpipe.progress import Silent
+from trtpipe.routes.native import native_calibration
 from trtpipe.routes.torch2trt import route
 from trtpipe.trt import driver, flavour, implicit
 
@@ -80,7 +81,8 @@ def int8(samples, **calibration):
 
 def compiled(asked, small):
     """The engine of an implicit job, which has its calibration's samples."""
-    return route.compile_engine(asked, small.loaded, small.quantized(), Silent(), open_calibration(asked))
+    calibration = native_calibration(asked, open_calibration(asked))
+    return route.compile_engine(asked, small.loaded, small.quantized(), Silent(), calibration)
 
 
 def test_every_argument_is_given_as_the_job_says(double, small):

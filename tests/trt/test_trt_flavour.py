@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trtpipe.errors import InputError, MissingError
-from trtpipe.trt import flavour, install
+from trtpipe.trt import flavour
 from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, title
 from trtpipe.version_numbers import parse_version
 
@@ -137,7 +137,7 @@ def test_the_ranges_of_releases_are_those_of_the_extras() -> None:
         )
         for name, extra, package in (("tensorrt", "trt1[01]", "tensorrt"), ("tensorrt_rtx", "rtx", "tensorrt-rtx"))
     }
-    assert {name: tuple(sorted(spans)) for name, spans in install._SPANS.items()} == {
+    assert {name: tuple(sorted(spans)) for name, spans in flavour.INSTALLED_SPANS.items()} == {
         name: tuple(sorted(spans)) for name, spans in extras.items()
     }
     assert flavour.oldest("tensorrt_rtx") == extras["tensorrt_rtx"][0][0]

@@ -33,7 +33,7 @@ def kit_contents(
     graph: OnnxModel,
     golden: Golden,
     calibration: bytes | None,
-    extra: Mapping[str, bytes] | None = None,
+    extra: Mapping[str, bytes],
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and files of a kit, for `write_bundle`.
 
@@ -47,7 +47,7 @@ def kit_contents(
     Raises:
         InputError: the golden data are too large.
     """
-    files = {GRAPH: graph.data, GOLDEN: golden_data.to_bytes(golden), **(extra or {})}
+    files = {GRAPH: graph.data, GOLDEN: golden_data.to_bytes(golden), **extra}
     if calibration is not None:
         files[CALIBRATION] = calibration
     if sum(a.nbytes for a in golden.inputs.values()) > MAX_GOLDEN_BYTES:

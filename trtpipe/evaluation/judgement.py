@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from calib.images import source_digest
 from calib.strictjson import first_problem
-from calib.types import Array
+from calib.types import Array, JsonMapping
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
@@ -97,8 +97,8 @@ class Judge:
     """One metric ready to be called. `truth` makes labels of a baseline's output, where the metric is against that."""
 
     name: str
-    function: Callable[..., Any]
-    args: Mapping[str, Any]
+    function: Callable[..., object]
+    args: JsonMapping
     larger_is_better: bool = True
     built_in: bool = False
     truth: Callable[[Array], Array] | None = None
@@ -128,9 +128,9 @@ class Judge:
             try:
                 given = (dict(outputs), labels, ids, dict(self.args))
                 own = given if self.built_in else copy.deepcopy(given)  # a callable may write into what it is given
-                made = self.function(*own[:3], **own[3])
-                pair = isinstance(made, tuple | list) and len(made) == 2 and callable(made[1])
-                rows, total = made if pair else (made, mean)
+                rows, total, pair = self.function(*own[:3], **own[3]), mean, False
+                if isinstance(rows, tuple | list) and len(rows) == 2 and callable(rows[1]):
+                    (rows, total), pair = rows, True
                 array, each = _numbers(rows), not pair
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error

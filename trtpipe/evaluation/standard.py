@@ -364,7 +364,7 @@ def _shape(array: Array) -> str:
 #: Metrics from 0 to 1 that are 0 where nothing is right.
 SHARE_METRICS = ("top5", "miou", "coco_map")
 #: By name, with what makes labels of a baseline's output where there are none; None where nothing does.
-STANDARD: Mapping[str, tuple[Callable[..., Any], Callable[[Array], Array] | None]] = {
+STANDARD: Mapping[str, tuple[Callable[..., object], Callable[[Array], Array] | None]] = {
     "top5": (top5, lambda scores: np.asarray(scores.argmax(axis=1))),
     "miou": (miou, class_map),
     "coco_map": (coco_map, None),

@@ -31,7 +31,7 @@ MOST_VALUES = 2**24
 
 
 def corners(
-    inputs: Sequence[TensorSpec], samples: Mapping[str, Array], profiles: Profiles = ()
+    inputs: Sequence[TensorSpec], samples: Mapping[str, Array], profiles: Profiles
 ) -> Iterator[dict[str, Array]]:
     """Inputs with every dynamic dimension at its least, and with every one at its largest, in each profile; the
     latter's batch is no larger than `largest_batch`. Sizes that `samples` have themselves are left out.
@@ -76,7 +76,7 @@ def described(arrays: Mapping[str, Array]) -> str:
 
 
 def corner_outputs(
-    loaded: LoadedModel, samples: Mapping[str, Array], profiles: Profiles = ()
+    loaded: LoadedModel, samples: Mapping[str, Array], profiles: Profiles
 ) -> tuple[dict[str, Array], ...]:
     """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
@@ -128,7 +128,7 @@ def require_corners(
     captured: Captured,
     samples: Mapping[str, Array],
     expected: Sequence[Mapping[str, Array]],
-    profiles: Profiles = (),
+    profiles: Profiles,
 ) -> None:
     """Hold the captured graph, in float32, against the model at the corners, and on the samples as they are.
 

@@ -36,12 +36,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] = _LOG.warning) -> LoadedModel:
+def load_model(job: Job, note: Callable[[str], None] = _LOG.warning) -> LoadedModel:
     """The job's network in eval mode behind its bindings, with the shapes of its outputs found by running it once.
 
     Args:
-        job: the validated job; its paths are absolute.
-        base: folder of the job file; a factory's module is looked up there too.
+        job: the validated job; its paths are absolute, and a factory's module is looked up in its folder too.
         note: receives what the factory changed of the process (torch's default device, say), which is put back.
 
     Raises:
@@ -51,7 +50,7 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     from trtpipe.model.bindings import bind
 
     with put_back(note):
-        network, source = _network(job, base)
+        network, source = _network(job)
     inputs = job.input_specs()
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
@@ -68,7 +67,7 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     return LoadedModel(module, inputs, outputs, digest, source, (*notes, *said), kind=kind, classes=classes)
 
 
-def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
+def _network(job: Job) -> tuple[torch.nn.Module, str]:
     import torch
 
     from trtpipe.model.bindings import evaluating
@@ -81,7 +80,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     if model.onnx is not None:
         return _onnx(job, Path(model.onnx), recalibrate), f"onnx {Path(model.onnx).name}"
     assert model.factory is not None  # a job has one of the three
-    with on_path(base):
+    with on_path(job.folder):
         factory = import_callable(model.factory, "model.factory", InputError)
         _require_fit(factory, model.factory, model.args)
         with user_code(f"model.factory: {model.factory}", InputError):

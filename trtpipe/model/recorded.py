@@ -59,8 +59,8 @@ class Recordings:
     Where one cannot be recorded (it waits for the GPU, or there is no memory for it) all run as they are.
     """
 
-    def __init__(self, run: Run, recorder: Any = record) -> None:
-        self._run, self._recorder = run, recorder
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, tuple[tuple[torch.Tensor, ...], Callable[[], None]]] = {}
         self._off = False
@@ -84,7 +84,7 @@ class Recordings:
     def _record(self, kind: Hashable, inputs: tuple[torch.Tensor, ...]) -> bool:
         own = tuple(x.clone() for x in inputs)
         try:
-            replay, _ = self._recorder(lambda *given: self._run(given), own)
+            replay, _ = record(lambda *given: self._run(given), own)
         except Exception as error:  # noqa: BLE001  # whatever cannot be recorded can be run
             logging.getLogger("trtpipe").debug("calibration is not replayed as a CUDA graph: %s", first_line(error))
             self._off = True

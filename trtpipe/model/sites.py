@@ -32,10 +32,13 @@ from trtpipe.model.keys import input_key, operand_key, weight_key
 from trtpipe.model.marks import is_marked, marks_of
 from trtpipe.model.nodes import calls, groups_of, is_constant, is_float, module_path, op_name, shape_of
 from trtpipe.model.products import MATMULS, OTHER_PRODUCTS, WEIGHTED
-from trtpipe.values import Site, Skipped
+from trtpipe.values import Site, SiteRule, Skipped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
+
+    #: What a `Site` is made of: its consumer, producer, key, axis and rule.
+    _Candidate = tuple[Node, Node, str, int | None, SiteRule]
 
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
@@ -52,7 +55,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     """
     if is_marked(graph):
         return _own_sites(graph)
-    candidates: list[tuple[Node, Node, str, int | None, str]] = []
+    candidates: list[_Candidate] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
     role: dict[Node, Role] = {}
@@ -140,7 +143,8 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         for i, x in enumerate(node.all_input_nodes):
             if x.name not in marks:
                 continue
-            axis, rule = None, "Q1" if name in (*WEIGHTED, *MATMULS) else "Q8"
+            axis = None
+            rule: SiteRule = "Q1" if name in (*WEIGHTED, *MATMULS) else "Q8"
             key = operand_key(path, name, k, i)
             if name in WEIGHTED and x is node.args[0]:
                 key = input_key(path, before)
@@ -197,8 +201,8 @@ def _feeds(node: Node, wanted: Collection[Node]) -> bool:
 
 def _residual(
     graph: GraphModule, role: Mapping[Node, Role], quantized: Collection[Node], fed: Collection[Node]
-) -> list[tuple[Node, Node, str, int | None, str]]:
-    candidates: list[tuple[Node, Node, str, int | None, str]] = []
+) -> list[_Candidate]:
+    candidates: list[_Candidate] = []
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
 
     def is_convolution(node: object) -> bool:
@@ -249,8 +253,8 @@ def _shared(
     role: Mapping[Node, Role],
     fed: Collection[Node],
     groups: UnionFind,
-) -> list[tuple[Node, Node, str, int | None, str]]:
-    extra: list[tuple[Node, Node, str, int | None, str]] = []
+) -> list[_Candidate]:
+    extra: list[_Candidate] = []
     for node in calls(graph.graph):
         if op_name(node) not in SHARED or not is_float(node) or not _feeds(node, fed):
             continue

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 #: Receives the kind of an event (`start`, `stage`, `note`) and its text.
-Say = Callable[[str, object], None]
+Say = Callable[[str, str], None]
 
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
@@ -95,16 +95,16 @@ class JobsOfWorker:
         while True:
             for event in self._pool.events(0.2):
                 if event.kind == "done":
-                    return dict(event.value)
+                    return dict(event.outcome)
                 if event.kind == "cancelled":
                     return failure(task, f"{task.name}: was stopped by the user", Cancelled.exit_code)
                 if event.kind == "died":
-                    task, why = after_death(task, f"the process of worker {self.name} died with {event.value}")
+                    task, why = after_death(task, f"the process of worker {self.name} died with {event.text}")
                     if why:
                         return failure(task, why, BuildError.exit_code)
                     self._pool.start(self._slot, task)
                 else:
-                    say(event.kind, event.value)
+                    say(event.kind, event.text)
             if task.key in self._stopped:
                 self._pool.kill()
                 self._pool = Pool([self._slot])
@@ -244,10 +244,10 @@ def run_task(raw: JsonObject, kit: Mapping[str, bytes]) -> JsonObject:
     worker = get_worker()
     task = task_from_plain(raw)
 
-    def say(kind: str, value: object) -> None:
+    def say(kind: str, value: str) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
         worker.log_event(TOPIC, event)
 
-    say("start", None)
+    say("start", "")
     outcome: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
     return outcome

@@ -184,9 +184,9 @@ class History:
         )
         return {p.outcome.name: p for p in self._select(where, (before_run,))}
 
-    def greens(self, before_run: int | None, count: int = 10) -> dict[str, tuple[Past, ...]]:
-        """The latest `count` green results of every job before a run, the latest first; of all runs for None."""
-        return self._ranked("green = 1 AND run < coalesce(?, run + 1)", before_run, count)
+    def greens(self, before_run: int | None) -> dict[str, tuple[Past, ...]]:
+        """The latest 10 green results of every job before a run, the latest first; of all runs for None."""
+        return self._ranked("green = 1 AND run < coalesce(?, run + 1)", before_run, 10)
 
     def recent(self, last_run: int) -> dict[str, tuple[Past, ...]]:
         """The latest 30 results of every job up to a run, the earliest first."""

@@ -15,7 +15,7 @@ from trtpipe.machine import available_bytes, usable_cores
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.options import LOGS
-from trtpipe.nightly.pool import Event, Pool, Reports, Slot, after_death
+from trtpipe.nightly.pool import Event, EventKind, Pool, Reports, Slot, after_death
 from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.apart import code_of
 from trtpipe.pipeline.cached import Memory
@@ -98,16 +98,16 @@ class Local:
         task = event.task
         if event.kind in ("stage", "note"):
             _show(event, watcher)
-        elif event.kind == "done" and event.value["outcome"] == BUSY:
+        elif event.kind == "done" and event.outcome["outcome"] == BUSY:
             queue.later(task)
             watcher.state(task.name, "waiting", "another process is building it")
         elif event.kind == "cancelled" or (event.kind == "died" and watcher.cancelled()):
             queue.ended(task)
         elif event.kind == "done":
             queue.ended(task)
-            finished(task, dict(event.value) | {"where": event.where})
+            finished(task, dict(event.outcome) | {"where": event.where})
         elif event.kind == "died":
-            death = f"worker {event.where} died with {event.value}"
+            death = f"worker {event.where} died with {event.text}"
             tried, why = after_death(task, death)
             if why:
                 queue.ended(task)
@@ -127,7 +127,7 @@ class Local:
             where = self.workers[0]
             watcher.state(task.name, "running", where)
 
-            def say(said: tuple[str, object], task: Task = task, where: str = where) -> None:
+            def say(said: tuple[EventKind, str], task: Task = task, where: str = where) -> None:
                 _show(Event(said[0], task, where, said[1]), watcher)
 
             try:
@@ -140,9 +140,9 @@ class Local:
 def _show(event: Event, watcher: Watcher) -> None:
     """A stage or a note of a running task."""
     if event.kind == "stage":
-        watcher.state(event.task.name, "running", f"{event.where}: {event.value}")
+        watcher.state(event.task.name, "running", f"{event.where}: {event.text}")
     else:
-        watcher.note(f"{event.task.name}: {event.value}")
+        watcher.note(f"{event.task.name}: {event.text}")
 
 
 class _Queue:

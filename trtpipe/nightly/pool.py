@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from calib.loading import starting
+from calib.types import JsonMapping
 from trtpipe.errors import Cancelled
 from trtpipe.machine import how_ended
 from trtpipe.nightly.execute import execute
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from trtpipe.pipeline.apart import Process
 
+EventKind = Literal["stage", "note", "done", "cancelled", "died"]
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
 
@@ -58,19 +60,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class Event:
-    """What a running job reported: the value of `stage` and `note` is text, of `done` the outcome, of `died` how;
-    `cancelled` has none."""
+    """What a running job reported: `text` is of `stage` and `note`, and of `died` how; `outcome` is of `done`."""
 
-    kind: str
+    kind: EventKind
     task: Task
     where: str
-    value: Any
+    text: str = ""
+    outcome: JsonMapping = field(default_factory=dict)
 
 
 class Reports:
     """A Reporter that sends its stages and notes down a pipe."""
 
-    def __init__(self, send: Callable[[tuple[str, object]], None], cancelled: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[tuple[EventKind, str]], None], cancelled: Callable[[], bool]) -> None:
         self._send, self._cancelled = send, cancelled
 
     def step(self, done: int, total: int | None, unit: str) -> None:
@@ -189,7 +191,8 @@ class _Worker:
                 kind, value = pipe.recv()
                 if kind in ("done", "cancelled"):
                     self.task = None
-                yield Event(kind, task, self.slot.name, value)
+                said = {"outcome": value} if kind == "done" else {"text": value}
+                yield Event(kind, task, self.slot.name, **said)
                 if self.task is None:
                     return
         except (EOFError, OSError):
@@ -235,7 +238,7 @@ def _serve(
             _set_threads(threads)
             done = execute(task, Reports(pipe.send, cancel.is_set), memory)
         except Cancelled:
-            pipe.send(("cancelled", None))
+            pipe.send(("cancelled", ""))
             continue
         pipe.send(("done", done))
 

@@ -56,9 +56,7 @@ class Checked:
     judged: Judged
 
 
-def assemble(
-    job: Job, out: Path, checked: Checked, evidence: Evidence, stages: Stages, *, sign: Sign | None = None
-) -> Bundle:
+def assemble(job: Job, out: Path, checked: Checked, evidence: Evidence, stages: Stages, *, sign: Sign | None) -> Bundle:
     """The bundle `out/<name>`, written."""
     lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):

@@ -48,7 +48,7 @@ def bench_job(
     job: Job,
     reporter: Reporter,
     *,
-    rounds: int = ROUNDS,
+    rounds: int,
     seconds: float = SECONDS,
     samples: int = SAMPLES,
     engines: Mapping[str, Job] | None = None,
@@ -113,9 +113,7 @@ def bench_prepared(
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, REFERENCE)
 
 
-def bench_bundle(
-    bundle: Bundle, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
-) -> Bench:
+def bench_bundle(bundle: Bundle, reporter: Reporter, *, rounds: int, seconds: float, samples: int = SAMPLES) -> Bench:
     """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
     stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
     data = batched(

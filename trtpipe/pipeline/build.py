@@ -59,7 +59,6 @@ def build(
     sign: Sign | None = None,
     diagnose_seconds: float = DIAGNOSE_SECONDS,
     results: Results | None = None,
-    timing_cache: str | None = None,
 ) -> Built:
     """Take `job` through all stages and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
 
@@ -75,13 +74,10 @@ def build(
         diagnose_seconds: time limit for finding the modules that make a check fail; 0: they are not looked for, unless
             the job asks for sensitivities.
         results: results of stages that need not be computed.
-        timing_cache: a folder of timing caches in the place of the job's own, for a target that has them.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
-    if timing_cache is not None and job.build.target == "tensorrt":
-        job = job.model_copy(update={"build": job.build.model_copy(update={"timing_cache": timing_cache})})
     require_place(out / job.name)
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import calibration_table, own_table, unread_notes
+from trtpipe.pipeline.stages import calibration_table, unread_notes
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -16,18 +16,14 @@ if TYPE_CHECKING:
 
 @with_own_modules
 def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
-    """The table that a build of this job in INT8 calibrates, or reads from `calibration.table`, with its audit; of a
-    quantized model without a calibration section that of its own scales.
+    """The `calibration_table` of this job, with its audit.
 
     Raises:
-        InputError: the job has no calibration.
+        InputError: the job has no calibration section and quantizes nothing.
         TrtpipeError: whatever else a build would stop at before it.
     """
     stages = Stages(reporter)
-    prepared = PreparedJob(job, stages)
-    if job.calibration is None and job.precision.calibrated:
-        return own_table(prepared)
-    table = calibration_table(job, job.require_calibration(), prepared, stages)
+    table = calibration_table(job, PreparedJob(job, stages), stages)
     for note in unread_notes(job, "calibration"):  # a build's are in its report
         stages.note(note)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,9 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
-    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
+    from trtpipe.trt.implicit import NativeCalibration
 
 
 def control(
@@ -36,25 +37,21 @@ def control(
     executed: Executed,
     made_of: Callable[[], tuple[LoadedModel, Quantized]],
     progress: Progress,
-    samples: Source | None = None,
+    calibration: NativeCalibration | None = None,
 ) -> Damaged:
     """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
     route, and where that cannot be built its graph stands in, with a note. `made_of` gives the model and its quantized
-    program, which may have to be computed again; TensorRT calibrated on `samples`, if it did."""
+    program, which may have to be computed again; TensorRT calibrated by `calibration`, if it did."""
+    own = calibration and replace(calibration, file=None)  # the ranges that are kept are not the damaged copy's
     if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
         copy, tensor, how = damaged_copy(engine.graph)
         if executed == "graph":
             return graph_control(copy, tensor, how, engine.target)
-        return engine_control(partial(compile_graph, _uncached(job), copy, progress, samples), copy, tensor, how)
+        return engine_control(partial(compile_graph, job, copy, progress, own), copy, tensor, how)
     program, loaded, tensor, how = damaged_program(*made_of())
     graph = None if engine.graph is None else to_onnx(program)
-    build = partial(route(job.build.route), _uncached(job), loaded, program, progress, samples)
+    build = partial(route(job.build.route), job, loaded, program, progress, own)
     return engine_control(build, graph, tensor, how)
-
-
-def _uncached(job: Job) -> Job:
-    """The job without its file of TensorRT's calibration, which is not the damaged copy's."""
-    return job.model_copy(update={"build": job.build.model_copy(update={"calibration_cache": None})})
 
 
 def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor: str, how: str) -> Damaged:

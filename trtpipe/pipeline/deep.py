@@ -34,7 +34,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
         return damaged
     problems: list[TrtpipeError] = []
     try:
-        loaded = load_model(job, job.folder)
+        loaded = load_model(job)
     except TrtpipeError as error:
         return (error,)
     try:

@@ -135,13 +135,16 @@ def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
 def check_samples(prepared: PreparedJob, most: int) -> tuple[dict[str, Array], Array | None]:
     """The first check samples, at most `most`, [S, ...] by input, and their labels, int64 [S]."""
     parts: dict[str, list[Array]] = {}
-    batches = prepared.check_source.batches(_READ_AT_ONCE)
-    for batch in itertools.islice(batches, math.ceil(most / _READ_AT_ONCE)):
-        for name, array in batch.arrays.items():
+    source, first = prepared.check_source, prepared.first_check_batch
+    batches: Iterator[Mapping[str, Array]] = (batch.arrays for batch in source.batches(_READ_AT_ONCE))
+    if len(next(iter(first.values()))) >= min(most, source.sample_count):
+        batches = iter([first])  # has them already
+    for arrays in itertools.islice(batches, math.ceil(most / _READ_AT_ONCE)):
+        for name, array in arrays.items():
             parts.setdefault(name, []).append(array)
-    arrays = {n: np.concatenate(a)[:most] for n, a in parts.items()}
+    found = {n: np.concatenate(a)[:most] for n, a in parts.items()}
     labels = prepared.baseline.labels
-    return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
+    return found, None if labels is None else labels[: len(next(iter(found.values())))]
 
 
 def batched(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from calib.errors import CalibCancelled, CalibError
@@ -126,7 +126,8 @@ class PreparedJob:
         self._stages = stages
         #: By the digest of a table's corrections: graphs, which hold the weights once more, and what was seen in them.
         self._corrected: WeakValueDictionary[str, PreparedJob] = WeakValueDictionary()
-        self._seen: dict[tuple[str, str], Any] = {}
+        self._ranges: dict[str, Mapping[str, float]] = {}
+        self._moments: dict[str, Mapping[str, torch.Tensor]] = {}
         self._corrections = ""
         # Opened at most once, by what `corrected` gives too: a job's callable may take long to make its samples.
         self._calibration = functools.cache(partial(open_calibration, job))
@@ -152,7 +153,7 @@ class PreparedJob:
     def _model(self) -> LoadedModel:
         def make() -> LoadedModel:
             with self._stages("model"):
-                return load_model(self.job, self.job.folder, self._stages.note)
+                return load_model(self.job, self._stages.note)
 
         return self.results.in_memory("model", make)
 
@@ -329,13 +330,12 @@ class PreparedJob:
             other.captured, other._corrections = captured, key
         return other
 
-    def _once(self, name: str, see: Callable[[], T]) -> T:
+    def _once(self, seen: dict[str, T], see: Callable[[], T]) -> T:
         """What was seen in this graph, whether it is still held or not, or `see()`."""
-        if (key := (self._corrections, name)) not in self._seen:
+        if self._corrections not in seen:
             with self._stages.unnamed():
-                self._seen[key] = see()
-        found: T = self._seen[key]
-        return found
+                seen[self._corrections] = see()
+        return seen[self._corrections]
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:
@@ -387,11 +387,12 @@ class PreparedJob:
         """Largest |x| of every tensor by node name, over the first samples. They decide what FP16 can hold."""
         from trtpipe.quantization import precision
 
-        return self._once("ranges", lambda: precision.observe_ranges(self.captured, self.first_batches(), self.device))
+        batches = self.first_batches()
+        return self._once(self._ranges, lambda: precision.observe_ranges(self.captured, batches, self.device))
 
     @property
     def moments(self) -> Mapping[str, torch.Tensor]:
         """E[x x^T] of what linears read over the first samples: float32 [K / m, m, m] by node (`block_moments`)."""
         from trtpipe.quantization.moments import block_moments
 
-        return self._once("moments", lambda: block_moments(self.captured, self.first_batches()))
+        return self._once(self._moments, lambda: block_moments(self.captured, self.first_batches()))

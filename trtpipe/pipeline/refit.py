@@ -31,7 +31,7 @@ CHANGEABLE = ("all", "individual")
 
 
 def refit(
-    bundle: Path, weights: Path, out: Path, reporter: Reporter, *, key: Path | None = None, sign: Sign | None = None
+    bundle: Path, weights: Path, out: Path, reporter: Reporter, *, key: Path | None, sign: Sign | None = None
 ) -> Built:
     """The bundle's engine with the weights of a kit, checked on the kit's samples, as the bundle `out/<its name>`.
 

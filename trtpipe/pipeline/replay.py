@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.kit import OF_KIT
@@ -14,6 +15,9 @@ from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE, UNRECORDED
 from trtpipe.errors import InputError
 from trtpipe.runtime.compatibility import admit
 from trtpipe.trt.timing_cache import GIVEN, NOTE
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,13 @@ def timing_cache_of(bundle: Bundle) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory(prefix="trtpipe-replay-") as folder:
         Path(folder, GIVEN).write_bytes(bundle.read(TIMING_CACHE))
         yield folder
+
+
+def with_timing_cache(job: Job, folder: str) -> Job:
+    """The job with this folder of timing caches in the place of its own, where its target has them."""
+    if job.build.target != "tensorrt":
+        return job
+    return job.model_copy(update={"build": job.build.model_copy(update={"timing_cache": folder})})
 
 
 def compared(before: Bundle, now: Bundle) -> Replayed:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.data import Source
 from calib.folders import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
@@ -23,15 +22,16 @@ from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
 from trtpipe.pipeline.tables import digests_of, observe, read_table, require_transform, table_notes, verdict_warnings
+from trtpipe.routes.native import native_calibration
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import activation_memory, graph_notes, open_engine
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
-    from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
 
@@ -63,39 +63,40 @@ def prepare(job: Job, stages: Stages, results: Results | None = None) -> Prepare
 
 
 def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable | None:
-    """The job's calibration table, made or read from `calibration.table`.
+    """The job's `calibration_table`.
 
-    Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
-    calibrate by itself (build.quantization: implicit).
+    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
     """
-    data = job.calibration
     if not job.precision.calibrated:
         return None
-    if data is None:
-        return own_table(prepared)
+    if job.calibration is None:  # read off the graph, at no cost
+        return calibration_table(job, prepared, stages)
     if job.build.quantization == "implicit":
         return None
-    return prepared.results.on_disk(TABLE, lambda: calibration_table(job, data, prepared, stages))
+    return prepared.results.on_disk(TABLE, lambda: calibration_table(job, prepared, stages))
 
 
-def own_table(prepared: PreparedJob) -> CalibrationTable:
-    """The table of the scales that a quantized model came with."""
+def calibration_table(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
+    """The table read from the file that `calibration` names, or made from its samples; without that section the scales
+    that a quantized model came with.
+
+    Raises:
+        InputError: the job has no calibration section and quantizes nothing.
+    """
     from trtpipe.quantization.given import given_amax
 
-    digests = digests_of(prepared.captured, prepared.loaded.weights_digest)
-    return given_table(given_amax(prepared.captured), digests)
-
-
-def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
-    """The table read from the file that `calibration` names, or made from its samples."""
+    own = job.calibration is None and job.precision.calibrated
+    data = None if own else job.require_calibration()
     captured = prepared.captured
     digests = digests_of(captured, prepared.loaded.weights_digest)
+    if data is None:
+        return given_table(given_amax(captured), digests)
     with stages("calibrate") as progress:
-        if calibration.table is not None:
-            table = read_table(calibration, digests, captured.digest)
+        if data.table is not None:
+            table = read_table(data, digests, captured.digest)
             require_transform(job, table)
             return table
-        table = observe(job, calibration, captured, prepared.calibration_samples, digests, progress, prepared.device)
+        table = observe(job, data, captured, prepared.calibration_samples, digests, progress, prepared.device)
         for note in table_notes(job, table):
             progress.note(note)
         return table
@@ -112,7 +113,7 @@ def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stage
         return table
     if table.corrections is None or not table.corrections.steps:
         return table.recomputed(data.algorithm)
-    return calibration_table(job, data, prepared, stages)
+    return calibration_table(job, prepared, stages)
 
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
@@ -221,7 +222,7 @@ def build_engine(
     kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        with compiler(job, native_samples(job, prepared)) as compiling:
+        with compiler(job, native_of(job, prepared)) as compiling:
             lowered = lower(job, prepared, table, stages, kept)
             assert lowered.graph is not None
             compiling.start(lowered.graph)
@@ -245,16 +246,16 @@ def build_engine(
 
 def compile_engine(job: Job, prepared: PreparedJob, quantized: Quantized, stages: Stages) -> Engine:
     """The engine, by the job's route."""
-    samples = native_samples(job, prepared)
+    calibration = native_of(job, prepared)
     with stages("compile") as progress:
-        engine: Engine = route(job.build.route)(job, prepared.loaded, quantized, progress, samples)
+        engine: Engine = route(job.build.route)(job, prepared.loaded, quantized, progress, calibration)
     return engine
 
 
-def native_samples(job: Job, prepared: PreparedJob) -> Source | None:
-    """What TensorRT itself calibrates on, with build.quantization implicit; None where it does not."""
+def native_of(job: Job, prepared: PreparedJob) -> NativeCalibration | None:
+    """What TensorRT itself calibrates by, with build.quantization implicit; None where it does not."""
     implicit = job.precision.int8_mode and job.build.quantization == "implicit"
-    return prepared.calibration_samples if implicit else None
+    return native_calibration(job, prepared.calibration_samples) if implicit else None
 
 
 def check_graph(
@@ -293,7 +294,7 @@ def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
-            damaged = control(job, engine, executed, made_of, progress, native_samples(job, prepared))
+            damaged = control(job, engine, executed, made_of, progress, native_of(job, prepared))
             require = job.check.require
             found = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require)
             memory = activation_memory(runner)

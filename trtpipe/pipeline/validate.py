@@ -330,7 +330,7 @@ def _by_release(job: Job, release: str) -> tuple[tuple[str, str], ...]:
     return (*refusals(job.build, job.precision, target, release), *binding_refusals(dtypes, target, release))
 
 
-def kit_refusals(job: Job, version: str | None = None) -> _Problems:
+def kit_refusals(job: Job, version: str | None) -> _Problems:
     """What keeps every device from finishing a kit of this job, as (dotted option path, message).
 
     With a `version`, like "8.6.1", every device that has that release of TensorRT.

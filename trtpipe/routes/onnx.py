@@ -23,10 +23,10 @@ from trtpipe.progress import Progress
 from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
 from trtpipe.routes.exact_rules import exact_rules
 from trtpipe.routes.float_scales import with_float_scales, with_zero_points
-from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.isolated import Isolated
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, computed_in
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from onnx_ir import Model, Node
     from torch.onnx import ONNXProgram
-
-    from calib.data import Source
 
 #: Bytes of weights of one file: protobuf's 2 GB less what the rest of a graph may take.
 MOST_WEIGHTS = 2**31 - 2**25
@@ -47,10 +45,14 @@ _ROUNDED = (
 
 
 def compile_engine(
-    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+    job: Job,
+    loaded: LoadedModel,
+    quantized: Quantized,
+    progress: Progress,
+    calibration: NativeCalibration | None = None,
 ) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, onnx_of(job, quantized), progress, samples)
+    return compile_graph(job, onnx_of(job, quantized), progress, calibration)
 
 
 def onnx_of(job: Job, quantized: Quantized) -> OnnxModel:
@@ -64,12 +66,14 @@ def release(job: Job) -> str | None:
     return None if tensorrt is None else tensorrt[1]
 
 
-def compile_graph(job: Job, model: OnnxModel, progress: Progress, samples: Source | None = None) -> Engine:
+def compile_graph(
+    job: Job, model: OnnxModel, progress: Progress, calibration: NativeCalibration | None = None
+) -> Engine:
     """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself.
 
-    TensorRT itself calibrates on `samples`, with build.quantization implicit.
+    TensorRT itself calibrates by `calibration`, with build.quantization implicit.
     """
-    with compiler(job, samples) as compiling:
+    with compiler(job, calibration) as compiling:
         compiling.start(model)
         return compiling.finish(progress)
 
@@ -90,10 +94,10 @@ class Compiler(Protocol):
 
 
 @contextlib.contextmanager
-def compiler(job: Job, samples: Source | None = None) -> Iterator[Compiler]:
+def compiler(job: Job, calibration: NativeCalibration | None) -> Iterator[Compiler]:
     """What compiles for the job's target. What it loads, it loads now; what it began ends with the context."""
     if job.build.target != "tensorrt_rtx":
-        yield _Here(job, samples)
+        yield _Here(job, calibration)
         return
     with Isolated() as builder:
         yield _Beside(job, builder)
@@ -104,8 +108,8 @@ class _Here:
 
     beside = False
 
-    def __init__(self, job: Job, samples: Source | None) -> None:
-        self._job, self._samples = job, samples
+    def __init__(self, job: Job, calibration: NativeCalibration | None) -> None:
+        self._job, self._calibration = job, calibration
 
     def start(self, model: OnnxModel) -> None:
         self._model = lowered_for(model, self._job.build.target)
@@ -117,10 +121,9 @@ class _Here:
         job, model = self._job, self._model
         if job.build.target == "onnxruntime":
             return graph_engine(model)
-        ranges = None
-        if self._samples is not None:
-            made_from = {"graph": hashlib.sha256(model.data).hexdigest()}
-            ranges = native_calibration(job, self._samples, made_from)
+        ranges = self._calibration
+        if ranges is not None:
+            ranges = replace(ranges, made_from={"graph": hashlib.sha256(model.data).hexdigest()})
         return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=ranges)
 
 

@@ -74,7 +74,7 @@ class Ability:
     install: str = ""
 
 
-def _ability(what: str, possible: bool, reason: str, install: str = "") -> Ability:
+def _ability(what: str, possible: bool, reason: str, install: str) -> Ability:
     return Ability(what, possible, reason, "" if possible else install)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
@@ -30,8 +30,13 @@ TARGET_TITLES: Mapping[Target, str] = {
 }
 
 _OLDEST: Mapping[FlavourName, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
+#: Releases that are installed by the commands that trtpipe gives, the newest first: [since, until).
+INSTALLED_SPANS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "tensorrt": (("11.0", "12"), ("10.3", "11")),
+    "tensorrt_rtx": (("1.7.1", "1.8"),),
+}
 #: Releases of a later major version may have other options, of which there is no record.
-NEWEST_MAJOR: Mapping[FlavourName, int] = {"tensorrt": 11, "tensorrt_rtx": 1}
+NEWEST_MAJOR: Mapping[str, int] = {name: parse_version(spans[0][0])[0] for name, spans in INSTALLED_SPANS.items()}
 
 
 @dataclass(frozen=True)

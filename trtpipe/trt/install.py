@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from trtpipe.packages import JETPACKS, RUN, absence, distributions, install_command, pip_install, versions
 from trtpipe.trt import driver
+from trtpipe.trt.flavour import INSTALLED_SPANS
 from trtpipe.trt.platforms import BY_CAPABILITY, machine_name
 from trtpipe.version_numbers import parse_version
 
-#: Releases that the commands choose among, best first: [since, until).
-_SPANS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "tensorrt": (("11.0", "12"), ("10.3", "11")),
-    "tensorrt_rtx": (("1.7.1", "1.8"),),
-}
 #: Major of CUDA -> what there is for it on PyPI: flavour -> [first release, first that is no more).
 _WHEELS: Mapping[int, Mapping[str, tuple[str, str]]] = {
     11: {"tensorrt": ("10.0.1", "10.14")},
@@ -25,7 +21,7 @@ _WHEELS: Mapping[int, Mapping[str, tuple[str, str]]] = {
 _X86_ALONE = {(12, "tensorrt_rtx")}
 
 
-def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", *, jetson: bool = False) -> str:
+def tensorrt_command(target: str, cuda: str, compute_capability: str = "", *, jetson: bool) -> str:
     """The command that installs it; "" where PyPI has none that this driver and this GPU can use.
 
     Args:
@@ -45,7 +41,7 @@ def tensorrt_command(target: str, cuda: str = "", compute_capability: str = "", 
         lacking = (major, target) in _X86_ALONE and machine_name(platform.machine()) == "aarch64"
         if major > parse_version(cuda)[0] or lacking:
             continue
-        for lowest, below in _SPANS[target]:
+        for lowest, below in INSTALLED_SPANS[target]:
             lower = max(filter(None, (lowest, since, first)), key=parse_version)
             upper = min(filter(None, (below, until, last)), key=parse_version)
             if parse_version(lower) < parse_version(upper):

@@ -278,7 +278,7 @@ class CudaPythonMemory:
         """See `DeviceMemory`."""
         self._owner.free_all()
 
-    def _own(self, make: str, give_back: str, *arguments: Any) -> Owned:
+    def _own(self, make: str, give_back: str, *arguments: object) -> Owned:
         """What a function makes, to be given back by another."""
         return self._owner.own(self._call(make, *arguments), lambda value: self._call(give_back, value))
 

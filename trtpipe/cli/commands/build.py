@@ -35,7 +35,7 @@ from trtpipe.job.load import JobErrors, distinct_names
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
-from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
+from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of, with_timing_cache
 from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.progress import size
 from trtpipe.runtime.compatibility import admit
@@ -106,7 +106,9 @@ def command(
 
         signs = signing(sign)
         cache = None if before is None else stack.enter_context(timing_cache_of(before))
-        building = partial(build, diagnose_seconds=diagnose_seconds, timing_cache=cache)
+        if cache is not None:
+            loaded = [(path, with_timing_cache(job, cache)) for path, job in loaded]
+        building = partial(build, diagnose_seconds=diagnose_seconds)
         works = [work(path, job, partial(building, job, out), signs, before) for path, job in loaded]
         if kits:
             finish = partial(finish_kit, key=trusted_key(key), timing_cache=cache)

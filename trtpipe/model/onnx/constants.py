@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.model.onnx.values import MOST_NUMBERS
 from trtpipe.onnx_format import ONNX_DOMAINS
 
@@ -66,7 +66,7 @@ def make_dense(graph: onnx.GraphProto) -> None:
                 attribute.CopyFrom(helper.make_attribute("value", tensor))
 
 
-def _dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
+def _dense(sparse: onnx.SparseTensorProto) -> Array:
     """The places of its values are numbers in the order of the dense elements, [NNZ], or their indices, [NNZ, rank]."""
     from onnx import numpy_helper
 

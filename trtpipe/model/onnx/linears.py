@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from numpy.typing import NDArray
-
+from calib.types import Array
 from trtpipe.model.marks import Mark
 from trtpipe.model.onnx.values import Node
 
-Constants = Mapping[str, NDArray[Any]]
+Constants = Mapping[str, Array]
 
 
 def with_linears(
     nodes: Sequence[Node], constants: Constants, outputs: Collection[str]
-) -> tuple[tuple[Node, ...], dict[str, NDArray[Any]]]:
+) -> tuple[tuple[Node, ...], dict[str, Array]]:
     """The nodes and constants of a graph with every matrix product by a constant as `Linear`.
 
     A MatMul takes in the Add of a constant vector that alone reads it, unless that reads it quantized.
@@ -45,7 +43,7 @@ def with_linears(
     return tuple(found), weights
 
 
-def _gemm(node: Node, weights: dict[str, NDArray[Any]]) -> Node | None:
+def _gemm(node: Node, weights: dict[str, Array]) -> Node | None:
     name, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else ""
     plain = node.get("alpha", 1.0) == 1.0 and node.get("beta", 1.0) == 1.0 and not node.get("transA", 0)
     if not plain or name not in weights or (bias and (bias not in weights or weights[bias].ndim != 1)):
@@ -55,12 +53,12 @@ def _gemm(node: Node, weights: dict[str, NDArray[Any]]) -> Node | None:
     return None if bias and weights[bias].shape != (rows,) else linear
 
 
-def _matmul(node: Node, weights: dict[str, NDArray[Any]]) -> Node | None:
+def _matmul(node: Node, weights: dict[str, Array]) -> Node | None:
     name = node.inputs[1]
     return _transposed(node, weights) if name in weights and weights[name].ndim == 2 else None
 
 
-def _transposed(node: Node, weights: dict[str, NDArray[Any]]) -> Node:
+def _transposed(node: Node, weights: dict[str, Array]) -> Node:
     """A Linear with the transposed weight, which joins `weights`; a mark's axis goes with it."""
     name = f"{node.inputs[1]}.transposed"
     weights[name] = weights[node.inputs[1]].T

@@ -160,9 +160,7 @@ def _one_hot(node: Node, indices: Value, depth: Value, values: Value) -> Value:
     return torch.where(_from_the_start(data, classes).unsqueeze(at) == known, on, off)
 
 
-def _reduced(
-    function: Callable[..., torch.Tensor], of_numbers: Callable[..., Any] | None = None
-) -> Callable[..., Value]:
+def _reduced(function: Callable[..., torch.Tensor], of_numbers: Callable[..., Any] | None) -> Callable[..., Value]:
     """A reduction over `axes`, all of them where none is given; `of_numbers` is that of a list of sizes."""
 
     def reduction(node: Node, x: Value, axes: Value | None = None) -> Value:

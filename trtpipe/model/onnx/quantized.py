@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.model.marks import ANY_SCALE, Mark
 
@@ -33,7 +33,7 @@ _READ = ("int8", "uint8", "int16", "uint16", "int32")
 Marks = dict["tuple[ir.Node, int]", Mark]
 
 
-def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, tuple[str, ...]]:
+def take_qdq_off(model: ir.Model, *, any_scales: bool) -> tuple[Marks, tuple[str, ...]]:
     """Make a file its own FP32 form; the scales of the inputs that were quantized, by node and place, and notes.
 
     A pair of QuantizeLinear and DequantizeLinear becomes the tensor before it, a DequantizeLinear of a constant the
@@ -224,7 +224,7 @@ def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _OnnxAffi
     return made
 
 
-def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _OnnxAffine) -> ir.Value:
+def _in_float(graph: ir.Graph, node: ir.Node, stored: Array, affine: _OnnxAffine) -> ir.Value:
     """A new initializer with the numbers that stored integers stand for."""
     import onnx_ir as ir
 

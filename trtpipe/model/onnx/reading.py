@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
+from calib.types import Array
 from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.constants import fold_constants, make_dense, without_constant_outputs, without_copies
 from trtpipe.model.onnx.external import require_inside
@@ -56,7 +55,7 @@ class OnnxFile:
     inputs: tuple[OnnxBinding, ...]
     outputs: tuple[OnnxBinding, ...]
     nodes: tuple[Node, ...]
-    constants: Mapping[str, NDArray[Any]]
+    constants: Mapping[str, Array]
     quantized: bool
     cut: bool
     notes: tuple[str, ...]
@@ -354,7 +353,7 @@ def _binding(value: ir.Value) -> OnnxBinding:
     return OnnxBinding(str(value.name), dtype, shape)
 
 
-def _turned(graph: ir.Graph, constants: dict[str, NDArray[Any]], marks: Marks) -> dict[str, tuple[str, str]]:
+def _turned(graph: ir.Graph, constants: dict[str, Array], marks: Marks) -> dict[str, tuple[str, str]]:
     """What nodes make of a constant by passing it on or transposing it, as exporters do with a weight of several
     readers: by name, the constant that it is (transposed ones join `constants`) and the initializer behind it."""
     turned: dict[str, tuple[str, str]] = {}
@@ -376,7 +375,7 @@ def _turned(graph: ir.Graph, constants: dict[str, NDArray[Any]], marks: Marks) -
 def _node(
     node: ir.Node,
     version: int,
-    constants: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, Array],
     marks: Marks,
     turned: Mapping[str, tuple[str, str]],
 ) -> Node:

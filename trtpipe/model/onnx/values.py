@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark
 
 #: An object array of int, float, bool or torch.SymInt.
-Numbers = NDArray[Any]
+Numbers = Array
 #: A constant of at most this many elements can be numbers: axes, sizes, scales, limits.
 MOST_NUMBERS = 64
 

@@ -97,7 +97,7 @@ class Ingredients:
         known = {n: v for n, v in before.items() if n in self.parts or not is_read(n)}
         return self.changes(known) or ((UNKNOWN_READS,) if known != before else ())
 
-    def moved_since(self, before: Mapping[str, str], written: Collection[str] = ()) -> tuple[str, ...]:
+    def moved_since(self, before: Mapping[str, str], written: Collection[str]) -> tuple[str, ...]:
         """`changes`, less what was not known to be read before, what was absent and is no longer looked for, and what
         the job's own code wrote since."""
         known = {n: v for n, v in self.parts.items() if n in before or not is_read(n)}

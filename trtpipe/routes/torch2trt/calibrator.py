@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NoReturn
 from unittest.mock import patch
 
-from calib.data import Source
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError
-from trtpipe.job.job import Job
 from trtpipe.packages import install_command
-from trtpipe.routes.native import native_calibration
 from trtpipe.trt import flavour
-from trtpipe.trt.implicit import make_calibrator
+from trtpipe.trt.implicit import NativeCalibration, make_calibrator
 
 INSTALL = install_command("torch2trt")
 
@@ -36,8 +33,8 @@ class Unread:
 class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
-    def __init__(self, tensorrt: flavour.Flavour, job: Job, samples: Source, made_from: Mapping[str, str]) -> None:
-        self._calibrator = make_calibrator(tensorrt, native_calibration(job, samples, made_from))
+    def __init__(self, tensorrt: flavour.Flavour, calibration: NativeCalibration) -> None:
+        self._calibrator = make_calibrator(tensorrt, calibration)
         self._given = False
 
     def make(self, dataset: object, algorithm: object = None, **_: object) -> NativeCalibrator:
@@ -62,9 +59,7 @@ class Calibrating:
 
 
 @contextlib.contextmanager
-def own_calibrator(
-    tensorrt: flavour.Flavour, job: Job, samples: Source, made_from: Mapping[str, str]
-) -> Iterator[Calibrating]:
+def own_calibrator(tensorrt: flavour.Flavour, calibration: NativeCalibration) -> Iterator[Calibrating]:
     """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
 
     A calibration cache that was made from something else ends the build here, before anything is converted. The
@@ -79,6 +74,6 @@ def own_calibrator(
             "calibration: this torch2trt has no DatasetCalibrator to replace. "
             f"Update it: {INSTALL}; or use build.route onnx."
         )
-    calibrating = Calibrating(tensorrt, job, samples, made_from)
+    calibrating = Calibrating(tensorrt, calibration)
     with patch.object(module, "DatasetCalibrator", calibrating.make):
         yield calibrating

@@ -17,6 +17,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torch2trt import TRTModule
 
-    from calib.data import Source
+    from trtpipe.trt.implicit import NativeCalibration
     from trtpipe.trt.types import INetworkDefinition, ITensor
 
 #: Where the module runs while it is converted.
@@ -70,7 +71,11 @@ INT8_NOTE = (
 
 
 def compile_engine(
-    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+    job: Job,
+    loaded: LoadedModel,
+    quantized: Quantized,
+    progress: Progress,
+    calibration: NativeCalibration | None = None,
 ) -> Engine:
     """The engine that torch2trt makes of the model itself.
 
@@ -80,7 +85,7 @@ def compile_engine(
             what it touches.
         quantized: the program that is converted where INT8 is explicit, and the bundle's graph.
         progress: not used: torch2trt reports no progress and cannot be cancelled.
-        samples: what TensorRT calibrates on, with implicit INT8.
+        calibration: what TensorRT calibrates by, with implicit INT8.
 
     Raises:
         MissingError: without a GPU or torch2trt.
@@ -99,15 +104,16 @@ def compile_engine(
     module = quantized_module(quantized, frontend, tensorrt, job, held) if explicit else on_device(loaded)
     devices = device_types(loaded.module if explicit else module, job.build.device_types, tensorrt.module)
     arguments["device_types"] = {} if explicit else devices  # explicit INT8 runs on the GPU alone
-    calibration, notes = None, [f"torch2trt on {tensorrt.title}"]
+    calibrating, notes = None, [f"torch2trt on {tensorrt.title}"]
     with contextlib.ExitStack() as stack:
         if job.precision.int8_mode and not explicit:
-            assert samples is not None
-            calibration = stack.enter_context(own_calibrator(tensorrt, job, samples, made_from(loaded)))
+            assert calibration is not None
+            own = replace(calibration, made_from=made_from(loaded))
+            calibrating = stack.enter_context(own_calibrator(tensorrt, own))
         made = converted(frontend, module, example(loaded), arguments)
     held.clear()
-    if calibration is not None:
-        notes += calibration.finish()
+    if calibrating is not None:
+        notes += calibrating.finish()
     check_network(made.network, loaded)
     if made.engine is None:
         raise BuildError(

@@ -35,7 +35,7 @@ from trtpipe.values import Engine, Fallback, LoadedModel, Quantized, TensorSpec,
 if TYPE_CHECKING:
     import torch
 
-    from calib.data import Source
+    from trtpipe.trt.implicit import NativeCalibration
 
 __all__ = ["LOGGERS", "compile_engine"]
 
@@ -54,7 +54,11 @@ _BINDINGS = ("arg_input_binding_names", "output_binding_names")
 
 
 def compile_engine(
-    job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress, samples: Source | None = None
+    job: Job,
+    loaded: LoadedModel,
+    quantized: Quantized,
+    progress: Progress,
+    calibration: NativeCalibration | None = None,
 ) -> Engine:
     """The whole program as one engine of the job's target, or no engine; with build.allow_torch_fallback, where some
     operations have no converter, a hybrid module.
@@ -66,7 +70,7 @@ def compile_engine(
         loaded: not used: the program holds the model.
         quantized: the program, with Q/DQ and casts placed.
         progress: receives the messages of Torch-TensorRT and TensorRT.
-        samples: not used: INT8 is explicit on this route.
+        calibration: not used: INT8 is explicit on this route.
 
     Raises:
         MissingError: without a GPU, or without the Torch-TensorRT of this target.
