@@ -65,6 +65,11 @@ def corrected(captured: Captured, arrays: Arrays, like: tuple[Captured, Arrays] 
             _require_shape(key, array, shape[int(along) : int(along) + 1])
         elif kind == "levels":
             _require_shape(key, array, constant_value(graph, _known(constants, name, key)).shape)
+            if not one_axis(weighted_by(graph, name)):
+                raise CalibError(
+                    f"corrections: {key} must be of a weight with one axis of outputs (got one that a convolution and "
+                    "a transposed one share). Calibrate again."
+                )
         elif kind == "bias":
             node = _known(operations, name, key)
             _require_shape(key, array, (_channels(graph, node),))
@@ -124,6 +129,21 @@ def _with_bias(graph: GraphModule, node: Node, channels: int) -> None:
     if len(node.args) < 3 or node.args[2] is None:
         zeros = add_constant(graph, f"{node.name}_bias", torch.zeros(channels), node)
         node.args = (*node.args[:2], zeros, *node.args[3:])
+
+
+def weighted_by(graph: GraphModule, constant: str) -> list[Node]:
+    """The operations whose weight a constant is, in execution order."""
+    return [n for n in calls(graph.graph) if op_name(n) in WEIGHTED and _named(n.args[1], constant)]
+
+
+def one_axis(readers: Sequence[Node]) -> bool:
+    """Whether the outputs of all these are along one axis of the weight that they share: a convolution and a transposed
+    one differ."""
+    return len({WEIGHTED[op_name(n)] for n in readers}) <= 1
+
+
+def _named(node: object, constant: str) -> bool:
+    return is_constant(node) and str(node.target) == constant
 
 
 def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from trtpipe.errors import Cancelled
 from trtpipe.machine import Heap
 from trtpipe.model.nodes import bias_of, constant_value, groups_of, is_constant, op_name
+from trtpipe.model.products import WEIGHTED
 from trtpipe.quantization import rounding
+from trtpipe.quantization.corrections.edits import one_axis, weighted_by
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced, roundings
 from trtpipe.quantization.precision import ScaleTypes
@@ -82,7 +84,7 @@ class Sweep:
         fixed: Collection[str] = (),
     ) -> None:
         self._machine = Partial(captured.graph)
-        self._graph = captured.graph
+        self._graph, self._int8 = captured.graph, captured.int8
         self._amax = amax
         self._batches = [*fit, *guard]
         self._fit = range(len(fit))
@@ -192,10 +194,23 @@ class Sweep:
         changed: dict[Node, Rounding],
     ) -> None:
         """Levels of the weight by second-order rounding, for the output channels where they are better than the nearest
-        ones: each channel's are its own, and how large it is beside the others does not matter."""
+        ones: each channel's are its own, and how large it is beside the others does not matter.
+
+        A weight that several operations share has the levels of the first one, or of one that stays as it is, and none
+        where they differ in which of its axes is that of outputs.
+        """
         node, w = place.node, constant_value(self._graph, site.producer).detach()
+        name = str(site.producer.target)
+        readers = weighted_by(self._graph, name)
+        sharing = [n for n in readers if n in self._sites]
+        if node is not next((n for n in sharing if n in self._fixed), sharing[0]):
+            if (held := self._shared(node, name)) is not None:
+                changed[site.producer] = replaced(held)
+            return
         padding = node.args[4] if len(node.args) > 4 else 0
         if op_name(node) not in ("conv2d", "linear") or isinstance(padding, str) or w[0].numel() > MOST_INPUTS:
+            return
+        if not one_axis(readers):
             return
         groups = groups_of(node)
         moments, lost = self._moments(place, quantized, groups, w)
@@ -216,7 +231,15 @@ class Sweep:
             levels = torch.where(better[..., None], own, levels)
         if gained:
             changed[site.producer] = replaced((levels * steps[..., None]).view_as(w))
-            self.fitted.levels[str(site.producer.target)] = (levels.view_as(w).to(torch.int8), steps.flatten())
+            self.fitted.levels[name] = (levels.view_as(w).to(torch.int8), steps.flatten())
+
+    def _shared(self, node: Node, name: str) -> torch.Tensor | None:
+        """The weight on the levels that another operation has been given for it; None where they are the nearest."""
+        if name in self.fitted.levels:
+            levels, steps = self.fitted.levels[name]
+            return rounding.scaled(levels.to(steps.dtype), steps, WEIGHTED[op_name(node)])
+        own = self._int8.get(node.name)
+        return None if own is None else rounding.on_grid(own)
 
     def _moments(
         self, place: _Place, quantized: Sequence[Mapping[Node, torch.Tensor]], groups: int, w: torch.Tensor
