@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
@@ -269,3 +269,30 @@ def test_weights_of_another_floating_type_are_taken(job: Any, tmp_path: Path, dt
     loaded = load_model(job(weights=str(path))).module.state_dict()
     (found,) = (x for name, x in loaded.items() if name.endswith("fc.weight"))
     assert torch.equal(found, weight.float())
+
+
+class Tied(torch.nn.Module):
+    """An embedding whose weight is the head's too, and a layer beside it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words, self.inner, self.out = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 9)
+        self.out.weight = self.words.weight
+
+
+def test_a_tensor_of_several_names_may_be_saved_under_one(tmp_path: Path) -> None:
+    """As safetensors' `save_model` does."""
+    one, other, path = Tied(0), Tied(1), tmp_path / "tied.safetensors"
+    save_model(one, str(path))
+    load_weights(other, path)
+    assert other.out.weight is other.words.weight
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+
+
+def test_a_tensor_that_no_name_of_it_has_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "tied.safetensors"
+    save_file({k: v.clone() for k, v in Tied(0).state_dict().items() if k.startswith(("inner", "out.bias"))}, str(path))
+    with pytest.raises(InputError, match=r'Missing key\(s\) in state_dict: "words.weight", "out.weight"'):
+        load_weights(Tied(1), path)

@@ -83,7 +83,7 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
         )
     with user_code("model.weights: load_state_dict() of the model", InputError):
         try:
-            network.load_state_dict(state, strict=True)
+            network.load_state_dict(_with_tied(network, state), strict=True)
             return
         except RuntimeError as error:
             unfit = str(error)
@@ -91,6 +91,13 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
     step = f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
     step = step if prefix else "Check model.args."
     raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
+
+
+def _with_tied(network: torch.nn.Module, state: JsonObject) -> JsonObject:
+    """The saved tensors by all of their names in the network: safetensors keeps one of those that share a tensor."""
+    own = network.state_dict(keep_vars=True)
+    saved = {id(tensor): state[name] for name, tensor in own.items() if name in state}
+    return {**{name: saved[id(tensor)] for name, tensor in own.items() if id(tensor) in saved}, **state}
 
 
 def _are_levels(given: object, wanted: object) -> bool:
