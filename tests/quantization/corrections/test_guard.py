@@ -38,6 +38,28 @@ def test_a_step_gains_over_all_samples_and_in_their_mean(before: list[float], af
     assert one.beats(other) is kept
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ([1.0, 1.0], [1.0, 1.0], True),
+        ([1.0, 1.0], [1.01, 1.01], True),  # 0.043 dB
+        ([1.0, 1.0], [1.02, 1.02], False),  # 0.086 dB
+        ([1.0, 1.0, 1.0], [3.0, 0.1, 0.1], False),  # one sample has all the loss: 0.3 dB over all, 5 gained in the mean
+        ([100.0, 1.0, 1.0], [10.0, 4.0, 4.0], False),  # two of three lose 6 dB
+        ([1.0, 1.0], [0.5, 0.5], True),
+        ([0.0, 1.0], [0.0, 1.0], True),
+        ([1.0, 1.0], [float("nan"), 0.1], False),
+        ([float("nan"), 1.0], [float("nan"), 1.0], True),
+    ],
+)
+def test_a_step_keeps_up_over_all_samples_and_in_their_mean(
+    before: list[float], after: list[float], kept: bool
+) -> None:
+    one, other = Score(torch.tensor(after, dtype=torch.float64)), Score(torch.tensor(before, dtype=torch.float64))
+    assert one.keeps_up(other) is kept
+    assert kept or not one.beats(other)
+
+
 def test_decibels_are_those_of_the_whole_noise() -> None:
     assert Score(torch.tensor([0.05, 0.05], dtype=torch.float64)).decibels == pytest.approx(10.0)
     assert Score(torch.zeros(3, dtype=torch.float64)).decibels == MOST_DB

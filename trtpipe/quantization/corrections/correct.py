@@ -327,7 +327,7 @@ class _Corrector:
         detail: str,
         unseen: Sequence[BatchTensors] = (),
     ) -> bool:
-        """Take a step if it gains on the samples kept apart, and on others that are `unseen` by this step."""
+        """Take a step if it gains on the samples kept apart, and does not lose on others that are `unseen` by it."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays, (self._now, self._arrays))
         scores = self._tried(lambda p: self._guard.measured(p.of(trial), trial_amax), self._scores, first=self._at)
@@ -336,8 +336,10 @@ class _Corrector:
         if gains and more:
             guard, of = Guard(self._plain, more), self._placements[self._at].of
             now, was = guard.measured(of(trial), trial_amax), guard.measured(of(self._now), self._amax)
-            if not (gains := now.beats(was)):
+            if not (gains := now.keeps_up(was)):
                 why = f"; {was.decibels:.1f} to {now.decibels:.1f} dB on {len(now.noise)} others"
+                if now.decibels >= was.decibels:
+                    why += f", {now.mean_gain(was):+.1f} dB in their mean"
         if kept := self._note(name, gains, scores, detail, why):
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
         return kept

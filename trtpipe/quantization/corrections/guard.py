@@ -85,6 +85,13 @@ class Score:
         gain = self.mean_gain(other)
         return not math.isfinite(gain) or gain > LEAST_GAIN_DB
 
+    def keeps_up(self, other: Score) -> bool:
+        """Whether neither all samples together lose over `LEAST_GAIN_DB`, nor the mean of their own gains does: a loss
+        that few samples have is seen in the first, one that most have in the second."""
+        gain = self.mean_gain(other)
+        lost = math.isfinite(gain) and gain < -LEAST_GAIN_DB
+        return not lost and self.decibels >= other.decibels - LEAST_GAIN_DB
+
     def mean_gain(self, other: Score) -> float:
         """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
         return float(
