@@ -39,6 +39,21 @@ def test_a_step_gains_over_all_samples_and_in_their_mean(before: list[float], af
 
 
 @pytest.mark.parametrize(
+    ("gains", "kept"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], True),
+        ([2.0, 0.0, 2.0, 0.0], False),  # a mean of 1 dB, of a standard error of 0.58
+        ([2.0, 0.0] * 4, True),  # of 0.38
+        ([0.04] * 8, False),  # less than any step must gain
+        ([1.0, float("nan")], False),
+    ],
+)
+def test_a_scaling_gains_more_than_by_chance(gains: list[float], kept: bool) -> None:
+    one = Score(10 ** (-torch.tensor(gains, dtype=torch.float64) / 10))
+    assert one.surely_beats(Score(torch.ones(len(gains), dtype=torch.float64))) is kept
+
+
+@pytest.mark.parametrize(
     ("before", "after", "kept"),
     [
         ([1.0, 1.0], [1.0, 1.0], True),

@@ -224,11 +224,12 @@ class _Corrector:
         """The thresholds that stay as they are."""
         return {s.group: self._amax[s.group] for s in self._before if s.axis is None}
 
-    def _gain(self, scores: Sequence[Score], before: Sequence[Score]) -> bool:
-        """Whether this placement gains and none of the others loses."""
+    def _gain(self, scores: Sequence[Score], before: Sequence[Score], *, surely: bool = False) -> bool:
+        """Whether this placement gains, `surely` where that is asked for, and none of the others loses."""
         pairs = list(zip(scores, before, strict=True))
         now, was = pairs.pop(self._at)
-        return now.beats(was) and not any(was.beats(now) for now, was in pairs)
+        gains = now.surely_beats(was) if surely else now.beats(was)
+        return gains and not any(was.beats(now) for now, was in pairs)
 
     def _choose_ranges(self) -> None:
         """With `auto`, the exact maxima in place of its thresholds, unless these are better at the outputs."""
@@ -257,7 +258,7 @@ class _Corrector:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
             scores = self._tried(self._crosswise(trial, self._cross.thresholds(trial, self._table)), before)
-            gains = self._gain(scores, before)
+            gains = self._gain(scores, before, surely=True)
             if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
                 best = (scores, trial, arrays, f"{len(some)} groups of channels")
             if gains:
@@ -265,7 +266,7 @@ class _Corrector:
         if best is None:
             return
         scores, trial, arrays, detail = best
-        if self._note(name, self._gain(scores, before), scores, detail, compared=before):
+        if self._note(name, self._gain(scores, before, surely=True), scores, detail, compared=before):
             table, amax = self._calibrated(trial, self._few)
             self._now, self._table, self._amax = trial, table, amax
             self._arrays = merged(self._arrays, arrays)

@@ -22,6 +22,8 @@ from trtpipe.values import Captured
 MOST_DB = 120.0
 #: A step must gain more than this, in dB, to be kept.
 LEAST_GAIN_DB = 0.05
+#: A scaling must gain this many standard errors of the samples' mean gain: it costs room, which other samples may need.
+SURE = 2.0
 
 
 class Guard:
@@ -77,13 +79,20 @@ class Score:
         """Whether all samples together gain over `LEAST_GAIN_DB`, and so does the mean of their own gains: in dB an odd
         sample, whose noise is most of all, is one of many.
 
-        More is not asked for: gains of single samples scatter by some dB, so that a test of significance on a few of
-        them takes back what pays half a dB.
+        More is not asked for, but of scalings (`surely_beats`): gains of single samples scatter by some dB, so that a
+        test of significance on a few of them takes back what pays half a dB.
         """
         if self.decibels <= other.decibels + LEAST_GAIN_DB:
             return False
         gain = self.mean_gain(other)
         return not math.isfinite(gain) or gain > LEAST_GAIN_DB
+
+    def surely_beats(self, other: Score) -> bool:
+        """Whether it `beats` another, and the mean of the samples' own gains is over `SURE` of its standard errors."""
+        gains = self._gains(other)
+        error = float(gains.std()) / math.sqrt(len(gains))
+        mean = float(gains.mean())
+        return self.beats(other) and (not math.isfinite(error) or mean > SURE * error)
 
     def keeps_up(self, other: Score) -> bool:
         """Whether neither all samples together lose over `LEAST_GAIN_DB`, nor the mean of their own gains does: a loss
@@ -94,9 +103,10 @@ class Score:
 
     def mean_gain(self, other: Score) -> float:
         """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
-        return float(
-            (10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))).mean()
-        )
+        return float(self._gains(other).mean())
+
+    def _gains(self, other: Score) -> torch.Tensor:
+        return 10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))
 
 
 class CrossGuard:
