@@ -118,12 +118,9 @@ RecordedBy = Literal["trace", "script"]  # how a network becomes TorchScript
 BaselineKind = Literal[RecordedBy, "torchscript", "program", "onnxruntime"]
 #: What a reader calls the baseline of each kind.
 BASELINES: Mapping[BaselineKind, str] = {
-    "trace": "TorchScript",
-    "script": "TorchScript",
-    "torchscript": "TorchScript",
-    "program": "exported program",
-    "onnxruntime": "ONNX Runtime FP32",
-}
+    "trace": "TorchScript", "script": "TorchScript", "torchscript": "TorchScript",
+    "program": "exported program", "onnxruntime": "ONNX Runtime FP32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -359,8 +356,11 @@ class Control:
 
 
 def shortcomings(metrics: Iterable[Metric], problems: Iterable[str]) -> tuple[str, ...]:
-    """Why a check failed: the figures beyond their limits, then the problems."""
-    return (*(str(m) for m in metrics if m.passed is False), *problems)
+    """Why a check failed: figures beyond their limits, with the output where there are several, then the problems."""
+    every = tuple(metrics)
+    several = len({m.output for m in every if m.output}) > 1
+    missed = (f"{m.output}.{m}" if several and m.output else str(m) for m in every if m.passed is False)
+    return (*missed, *problems)
 
 
 @dataclass(frozen=True)
