@@ -101,7 +101,7 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     if LABELS in rows and LABELS not in names:
         with _readable(path):
             raw = np.array([rows[LABELS][1](i) for i in range(count)])
-        if raw.ndim != 1 or raw.dtype.kind not in "iu":
+        if count and (raw.ndim != 1 or raw.dtype.kind not in "iu"):  # without a row there is no dtype
             raise CalibError(
                 f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}). "
                 "Save one class number a sample."

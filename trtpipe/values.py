@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BindingDtype = Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"]
 BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)
-
 #: Number formats below 16 bits, each with scales: see `quantization.formats`.
 NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
 PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
@@ -34,8 +33,7 @@ SiteRule = Literal["Q1", "Q2", "Q4", "Q5", "Q8"]
 MANIFEST, GOLDEN = "manifest.json", "golden.safetensors"  # the files that make a folder a bundle
 ARCHIVE_SUFFIX = ".trtb"  # of a bundle as one file
 Extent = Literal["min", "opt", "max"]
-#: The extents of a dynamic dimension in an optimization profile.
-EXTENTS: tuple[Extent, ...] = get_args(Extent)
+EXTENTS: tuple[Extent, ...] = get_args(Extent)  # of a dynamic dimension in an optimization profile
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,9 @@ RecordedBy = Literal["trace", "script"]  # how a network becomes TorchScript
 BaselineKind = Literal[RecordedBy, "torchscript", "program", "onnxruntime"]
 #: What a reader calls the baseline of each kind.
 BASELINES: Mapping[BaselineKind, str] = {
-    "trace": "TorchScript",
-    "script": "TorchScript",
-    "torchscript": "TorchScript",
-    "program": "exported program",
-    "onnxruntime": "ONNX Runtime FP32",
-}
+    "trace": "TorchScript", "script": "TorchScript", "torchscript": "TorchScript",
+    "program": "exported program", "onnxruntime": "ONNX Runtime FP32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,7 +188,8 @@ class Captured:
     Every node keeps `nn_module_stack` and `stack_trace`. `sites` are the inputs that TensorRT would want quantized, in
     execution order, whatever the job keeps out of INT8; `skipped` the operations without one. `int8` holds, by name,
     the corrected weight and bias of an operation where quantized. `rounding`: the relative error of a dtype below FP32
-    that the model has, or 0. `quantized`: it came with Q/DQ, read or not. `literals`: of `graph_digest.literals`.
+    that the model has, or 0. `quantized`: it came with Q/DQ, read or not. `weights`, `literals`: of
+    `read_weights_digest` and `graph_digest.literals`, the second also as older tables have it.
     """
 
     graph: torch.fx.GraphModule
@@ -206,7 +202,8 @@ class Captured:
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
     rounding: float = 0.0
     quantized: bool = False
-    literals: str = ""
+    weights: str = ""
+    literals: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -359,8 +356,11 @@ class Control:
 
 
 def shortcomings(metrics: Iterable[Metric], problems: Iterable[str]) -> tuple[str, ...]:
-    """Why a check failed: the figures beyond their limits, then the problems."""
-    return (*(str(m) for m in metrics if m.passed is False), *problems)
+    """Why a check failed: figures beyond their limits, with the output where there are several, then the problems."""
+    every = tuple(metrics)
+    several = len({m.output for m in every if m.output}) > 1
+    missed = (f"{m.output}.{m}" if several and m.output else str(m) for m in every if m.passed is False)
+    return (*missed, *problems)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,18 @@ def test_several_inputs_and_labels(tmp_path, kind, workers):
     assert (source.classes, source.names) == (None, ("x", "mask"))
 
 
+@pytest.mark.parametrize("kind", [".npz", ".safetensors"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_no_sample_has_no_label(tmp_path, kind, dtype):
+    """Rows tell the dtype of labels, and a file without samples has none: it was refused for labels in float64."""
+    held = {name: array[:0] for name, array in DATA.items()} | {"labels": np.zeros(0, dtype)}
+    path = write(tmp_path / f"s{kind}", held)
+    assert open_arrays(str(path), [X, MASK]).labels == ()
+    with pytest.raises(CalibError) as caught:
+        opened(path)
+    assert "float64" not in str(caught.value)
+
+
 def test_an_input_may_be_called_labels(tmp_path):
     """As Hugging Face's forward has it; it is then no class of a sample."""
     path = write(tmp_path / "s.npz", {"x": DATA["x"], "labels": DATA["mask"]})

@@ -446,6 +446,37 @@ def test_what_torch_export_asks_of_a_size_is_said(
     )
 
 
+#: what forward does with y -> the lines that decide by its length
+DECIDING = {
+    "if x.shape[2] > 9:\n            y = y * 2\n        return y": ["if x.shape[2] > 9:"],
+    "return y if len(y[0, 0]) < 9 else y * 2": ["return y if len(y[0, 0]) < 9 else y * 2"],
+    "if x.shape[2] % 4:\n            y = y * 2\n        return y": ["if x.shape[2] % 4:"],
+    "n = x.shape[2]\n        while n > 9:\n            n -= 9\n        return y * n": ["while n > 9:"],
+    "a = 1 if y.size(2) > 6 else 2\n        return y * a if y.size(2) < 10 else y": [
+        "a = 1 if y.size(2) > 6 else 2", "return y * a if y.size(2) < 10 else y",
+    ],
+    "if x.shape[2] == 8:\n            y = y * 2\n        return y": ["if x.shape[2] == 8:"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", DECIDING)
+def test_the_lines_that_decide_by_a_size_are_named(body: str, tmp_path: Path) -> None:
+    shape = {"shape": ["N", 1, "L", 4], "N": {"min": 1, "opt": 2, "max": 4}, "L": {"min": 5, "opt": 8, "max": 12}}
+    file = job(tmp_path, body, ONE, f"awkward_deciding_{[*DECIDING].index(body)}", inputs={"x": shape})
+    np.save(tmp_path / "x.npy", np.zeros((6, 1, 8, 4), np.float32))
+    (problem,) = map(str, deep_problems(read_job(file)))
+    source = next(tmp_path.glob("awkward_deciding_*.py"))
+    numbered = {line.strip(): k for k, line in enumerate(source.read_text().splitlines(), 1)}
+    named = " and ".join(f"{source.name}:{numbered[line]} ({line})" for line in DECIDING[body])
+    assert f", by {named})" in problem
+    assert "ceil_mode" not in problem
+    if "the model fixes a dimension" not in problem:
+        which = "one of these lines" if len(DECIDING[body]) > 1 else "that line"
+        assert problem.endswith(
+            f" Declare a number in inputs.*.shape, or sizes that all go one way there; or change {which}."
+        )
+
+
 def test_an_inequality_of_sizes_is_said_too(tmp_path: Path) -> None:
     """The solver of torch.export ends in an assertion of its own there, as of a pool behind a stride of 2."""
     body = (

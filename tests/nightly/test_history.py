@@ -116,8 +116,10 @@ def test_damage_anywhere_in_the_file_is_said_and_is_no_bug(tmp_path, at):
             record(history, outcome("new"))
     except InputError as error:
         said = str(error)
-    assert not said or said.startswith(f"{path}: must be a history of trtpipe (got: ")
-    assert not said or said.endswith("). Choose another --history.")
+    assert not said or said.startswith(f"{path}: the history is damaged (")
+    assert not said or said.endswith(
+        "). Put a copy of it in its place, or choose another --history, which begins without earlier nights."
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"metrics": 3}', '{"nothing": 1}'])
@@ -128,7 +130,8 @@ def test_a_row_that_trtpipe_did_not_write_is_said(tmp_path, text):
         history._db.execute("UPDATE results SET data = ?", (text,))
         for ask in (lambda: history.of_job("j"), lambda: history.latest(99), lambda: history.recent(99)):
             with pytest.raises(
-                InputError, match=r"h\.sqlite: must be a history of trtpipe \(got: a row that trtpipe cannot read: .*\)"
+                InputError,
+                match=r"h\.sqlite: the history is damaged \(a row that trtpipe cannot read: .*\)\. Put a copy",
             ):
                 ask()
 

@@ -55,23 +55,23 @@ def test_a_table_of_the_same_weights_says_in_what_its_graph_may_differ(
     tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = nets.settled(nets.Residual(), nets.images(4, 3, 8, 8))
-    own, another = (digests_of(capture(nets.loaded(network, **how)), "w" * 64) for how in ({}, other))
+    own, another = (digests_of(capture(nets.loaded(network, **how))) for how in ({}, other))
     table = given_table({"head": 1.0}, own)
     monkeypatch.setattr(CalibrationTable, "load", lambda path, histograms=False: table)
     calibration = Calibration(table="a.json")
-    assert read_table(calibration, own, "") is table
+    assert read_table(calibration, own) is table
     if another == own:  # the same values reach the network
         assert other == {"dtype": "float16"}
         return
     with pytest.raises(CalibError) as caught:
-        read_table(calibration, another, "")
+        read_table(calibration, another)
     assert str(caught.value) == (
         "a.json: must belong to this job (got one for another graph of the same weights: other operations or "
         "constants, or an input that the job declares with another dtype or normalize). Declare it as the table's job "
         "does, or calibrate again."
     )
     with pytest.raises(CalibError, match=r"a\.json: must belong to this job \(got one for other weights\)"):
-        read_table(calibration, {**another, "weights": "x" * 64}, "")
+        read_table(calibration, {**another, "weights": "x" * 64})
 
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,24 +84,24 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
     )
     monkeypatch.setattr(CalibrationTable, "load", lambda path, histograms=False: table)
     calibration = SimpleNamespace(table="a.json", algorithm="auto", percentile=99.99, corrections=True)
-    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
+    assert read_table(calibration, {}) is table  # type: ignore[arg-type]
     calibration.corrections = False
-    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]  # each was rejected: none is in it
+    assert read_table(calibration, {}) is table  # type: ignore[arg-type]  # each was rejected: none is in it
     table.corrections.steps[1].kept = True
     for none in (False, ()):
         calibration.corrections = none
         with pytest.raises(CalibError) as caught:
-            read_table(calibration, {}, "")  # type: ignore[arg-type]
+            read_table(calibration, {})  # type: ignore[arg-type]
         assert str(caught.value) == (
             "a.json: must be without corrections for calibration.corrections (got bias). Leave the key out, or "
             "calibrate again."
         )
     table.corrections.steps.append(SimpleNamespace(name="ranges", kept=True))
     calibration.corrections = ("rounding", "bias")
-    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
+    assert read_table(calibration, {}) is table  # type: ignore[arg-type]
     calibration.corrections = ("rounding", "smoothing")
     with pytest.raises(CalibError) as caught:
-        read_table(calibration, {}, "")  # type: ignore[arg-type]
+        read_table(calibration, {})  # type: ignore[arg-type]
     assert str(caught.value) == (
         "a.json: must hold no corrections but rounding, smoothing for calibration.corrections (got bias). Leave the "
         "key out, or calibrate again."

@@ -17,7 +17,7 @@ from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
 from trtpipe.progress import Silent
-from trtpipe.quantization.diagnose import blame, failed_outputs, is_about_numbers
+from trtpipe.quantization.diagnose import blame, failed_outputs, is_about_numbers, step_of
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.precision import Keep, ScaleTypes
@@ -325,6 +325,16 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
     )
     nameless = Sensitivity((one("", 9.0), one("c", 30.0)), 32, 4, 1.0, 1.0, 0.1)
     assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
+    assert step_of(blame(nameless, "fp16")) == "Keep c in precision.keep.fp16, or run `trtpipe tune`."
+
+
+def test_blame_advises_no_search_that_was_made():
+    for modules in ((one("a.b", 9.55), one("c", 30.0)), (one("", 9.0),), (one("a", math.inf),)):
+        said = blame(Sensitivity(modules, 32, 4, 1.0, 1.0, 0.1), "fp16", (), "A search was made. Do something else.")
+        assert said.endswith(". A search was made. Do something else.")
+        assert "trtpipe tune" not in said
+        assert "precision.keep" not in said
+        assert step_of(said) == ("A search was made. Do something else." if modules[0].sqnr_db < math.inf else "")
 
 
 def test_blame_is_of_the_outputs_that_miss_a_limit():

@@ -24,8 +24,8 @@ from trtpipe.quantization.search import (
     search,
     shortfall,
 )
-from trtpipe.report.tune_page import page, table, verdict
-from trtpipe.values import Metric
+from trtpipe.report.tune_page import after_search, page, table, verdict
+from trtpipe.values import Metric, shortcomings
 
 LIMITS = Limits(sqnr_db_min=30.0)
 
@@ -182,6 +182,29 @@ def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
         "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25 % of the MACs quantized, "
         "with sqnr_db 24.5 (limit 30) (3 evaluations)"
     )
+    assert after_search(tuned) == (
+        "check.on_fail: tune has tried 3 candidates: none met the limits, and this is the closest. Set limits that it "
+        "can meet, calibrate on more samples, or build without quantization."
+    )
+    met = replace(tuned, best=replace(tuned.best, passed=True), trials=tuned.trials[:1])
+    assert after_search(met).startswith(
+        "check.on_fail: tune has tried 1 candidate: one that met the limits in its trial is this one. Set"
+    )
+
+
+def test_what_is_missed_names_its_output_where_there_are_several():
+    """Two figures of one name and one limit said nothing."""
+    tuned = Network([1e-9] * 4).search()
+    few, many = (
+        tuple(Metric("sqnr_db", name, 20.0 + k, 30.0, False) for k, name in enumerate(names))
+        for names in (["feats"], ["feats", "scores"])
+    )
+    assert shortcomings((*few, Metric("latency_ms", "", 9.0, 5.0, False)), ("p",)) == (
+        "sqnr_db 20 (limit 30)", "latency_ms 9 (limit 5)", "p",
+    )  # fmt: skip
+    best = replace(tuned.best, passed=False, metrics=many)
+    assert "with feats.sqnr_db 20 (limit 30), scores.sqnr_db 21 (limit 30) (" in verdict(replace(tuned, best=best))
+    assert shortcomings((*many, Metric("latency_ms", "", 9.0, 5.0, False)), ())[-1] == "latency_ms 9 (limit 5)"
 
 
 class Stepped(Network):

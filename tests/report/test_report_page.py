@@ -15,7 +15,8 @@ import report_sample as samples
 from trtpipe.evaluation.limits import judged
 from trtpipe.job.limits import Limits, MetricLimits
 from trtpipe.job.sections import Build
-from trtpipe.quantization.diagnose import BLAME
+from trtpipe.quantization.diagnose import BLAME, blame
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.report.content import ReportContent
 from trtpipe.report.metric_rows import allowance, metric_row
 from trtpipe.report.page import (
@@ -237,11 +238,16 @@ def test_what_stands_in_backticks_is_code_everywhere(tmp_path: Path) -> None:
     assert "<li>one ` alone</li>" in page
 
 
-def test_a_failed_check_lists_the_worst_modules_with_links_to_their_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tried", ["", "check.on_fail: tune has tried 3 candidates: none met the limits."])
+def test_a_failed_check_lists_the_worst_modules_with_links_to_their_rows(tmp_path: Path, tried: str) -> None:
     content = samples.content(tmp_path)
     check = content.manifest.check
     assert check is not None
-    line = f"{BLAME}: block.conv (net.py:9) 12.0 dB at the outputs. Keep the first in precision.keep.fp16."
+    some = Sensitivity(
+        (ModuleSensitivity("block.conv", "net.py:9", "conv2d", 12.0, 12.0, None, 1),), 8, 4, 1.0, 1.0, 0.1
+    )
+    line = blame(some, "fp16", (), tried)
+    assert line.startswith(BLAME)
     failed = dataclasses.replace(check, problems=("output y holds NaN", line))
     manifest = content.manifest.model_copy(update={"check": failed})
     page = render(dataclasses.replace(content, manifest=manifest, sensitivity={"stem": 30.5, "block.conv": 12.0}))
@@ -255,8 +261,11 @@ def test_a_failed_check_lists_the_worst_modules_with_links_to_their_rows(tmp_pat
         assert row is not None
         assert f">{module}<" in row[0]
     assert line not in page
+    step = tried or "Keep the first in precision.keep.fp16, or run <code>trtpipe tune</code>."
+    assert step in page
+    assert ("trtpipe tune" in page) == (not tried)
     without = render(dataclasses.replace(content, manifest=manifest, sensitivity={}))
-    assert line in without
+    assert line.replace("`trtpipe tune`", "<code>trtpipe tune</code>") in without
     assert "<ol" not in without
 
 

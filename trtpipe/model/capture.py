@@ -14,6 +14,7 @@ from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.products import WEIGHTED
 from trtpipe.model.repeating import drop_writes, exported, require_no_draws
 from trtpipe.model.torch_versions import graph_module
+from trtpipe.model.weights import read_weights_digest
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def capture(loaded: LoadedModel) -> Captured:
     require_no_draws(graph)
     require_settled(graph)
     drop_writes(graph)
-    held = program.graph_signature.inputs_to_lifted_tensor_constants.values()
-    made = [t for t in map(program.constants.get, held) if isinstance(t, torch.Tensor)]
+    lifted = map(program.constants.get, program.graph_signature.inputs_to_lifted_tensor_constants.values())
+    made = [t for t in lifted if isinstance(t, torch.Tensor)]
     of_bindings = loaded.module.buffers(recurse=False)  # what these normalize by is no weight of the network
-    literals = graph_digest.literals(graph, [*made, *of_bindings])
+    literals, before = (graph_digest.literals(graph, [*made, *of_bindings], older=older) for older in (False, True))
     widening, rounding = widened(graph)
     fold_for_each(graph)
     fold_constants(graph)
@@ -96,13 +97,13 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that this is the network that was meant."
         )
     outputs = _output_specs(graph, loaded)
+    weights = read_weights_digest(loaded.module.network, program)  # type: ignore[arg-type]
     digest = graph_digest.exact(graph, loaded.weights_digest)
     quantized = holds_marks(graph)
     notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))
     sites = find_sites(graph)
-    return Captured(
-        graph, loaded.inputs, outputs, digest, *sites, notes, rounding=rounding, quantized=quantized, literals=literals
-    )
+    own = weights, (literals, before)
+    return Captured(graph, loaded.inputs, outputs, digest, *sites, notes, {}, rounding, quantized, *own)
 
 
 def _require_one_graph(graph: torch.fx.GraphModule) -> None:

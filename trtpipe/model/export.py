@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from calib.user_code import described
 from trtpipe.errors import BuildError, InputError, TrtpipeError
-from trtpipe.model.failures import branches_on_data, place_of, quantizes_in_forward, raised_by_the_model, typed_line
+from trtpipe.model.failures import (
+    branches_on_data,
+    deciding_lines,
+    place_of,
+    quantizes_in_forward,
+    raised_by_the_model,
+    typed_line,
+)
 from trtpipe.model.torch_versions import SHOWS_MORE, dotted, release
 from trtpipe.values import TensorSpec
 
@@ -138,7 +145,7 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
         )
     # An inequality, which the solver of torch.export does not take.
     if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", str(error)):
-        return _only_where(unsolved[1])
+        return _only_where(unsolved[1], deciding_lines(error))
     if "Cannot create Dim" in str(error):
         return (
             f"capture: torch.export cannot follow a size that the model computes of dynamic ones{at} "
@@ -164,13 +171,14 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
             fits = "; ".join(
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
             )
-            return _only_where(asked + (f"; {fits} would do" if fits else ""))
+            return _only_where(asked + (f"; {fits} would do" if fits else ""), deciding_lines(error))
         fixed = re.search(
             r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
         )
         got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
         if layer := _recurrent(module):
             return _of_one_length(got, layer)
+        got += _by(deciding_lines(error))
         return (
             f"capture: the model fixes a dimension that the job declares as dynamic ({got}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
@@ -201,7 +209,9 @@ def _recurrent(module: torch.nn.Module) -> str:
     return next(layers, "").removeprefix(f"{INNER}.")
 
 
-#: Conditions of torch.export that are shown.
+#: What is wrong where some of the sizes that are declared go another way through the model.
+_SHOWN = "what the model needs of sizes must hold, and torch.export show that it does, for all that inputs declare"
+#: Conditions of torch.export that are shown, and lines that ask for them.
 _MOST_GUARDS = 2
 
 
@@ -222,13 +232,22 @@ def _begins(name: str, guard: str, between: str) -> int | None:
     return held[0]
 
 
-def _only_where(asked: str) -> str:
-    """The message where torch.export needs something of the sizes that not all of the declared ones have."""
+def _by(lines: Sequence[str]) -> str:
+    """The first of the lines, as the end of what they ask for; empty without any."""
+    return f", by {' and '.join(lines[:_MOST_GUARDS])}" if lines else ""
+
+
+def _only_where(asked: str, lines: Sequence[str]) -> str:
+    """The message where torch.export needs something of the sizes that not all of the declared ones have, with the
+    lines of the model that ask for it where they are known."""
     import torch
 
+    if lines:
+        many = "one of these lines" if len(lines) > 1 else "that line"
+        step = f"Declare a number in inputs.*.shape, or sizes that all go one way there; or change {many}."
+        return f"capture: {_SHOWN} (got {asked}{_by(lines)}). {step}"
     newer = "" if release(torch.__version__) >= SHOWS_MORE else f" PyTorch {dotted(SHOWS_MORE)} and later show more."
     return (
-        "capture: what the model needs of sizes must hold, and torch.export show that it does, for all that inputs "
-        f"declare (got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the model, like "
-        f"ceil_mode.{newer}"
+        f"capture: {_SHOWN} (got {asked}). Declare a number in inputs.*.shape, or change what asks for that in the "
+        f"model, like ceil_mode.{newer}"
     )

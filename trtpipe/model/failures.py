@@ -34,6 +34,23 @@ def _place(frames: Sequence[traceback.FrameSummary]) -> str:
     return ""
 
 
+def deciding_lines(error: BaseException) -> tuple[str, ...]:
+    """The user's own lines, as `place_of` has them, that decide by a dynamic size of which not all values go one way;
+    none where an operation does. They are in what torch.export keeps of its guards."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    raised: BaseException | None = error
+    while raised is not None:
+        for frame, _ in traceback.walk_tb(raised.__traceback__):
+            kept = next((v for v in frame.f_locals.values() if isinstance(v, ShapeEnv)), None)
+            if kept is not None:
+                places = (getattr(getattr(g, "sloc", None), "framework_loc", None) for g in kept.guards)
+                at = (_place([p]) for p in places if isinstance(p, traceback.FrameSummary))
+                return tuple(dict.fromkeys(filter(None, at)))
+        raised = raised.__cause__ or raised.__context__
+    return ()
+
+
 def raised_by_the_model(error: BaseException) -> bool:
     """Whether a `raise` or an `assert` of the user's own code made this error, and not what that code called."""
     trace = error.__traceback__

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -69,9 +70,11 @@ def op_name(node: torch.fx.Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def arguments_of(node: torch.fx.Node, *, defaults: bool = True) -> dict[str, Any]:
-    """A call's arguments by the names of its operator's schema, those that are its `defaults` too, or none that is; of
-    a Python function by place and keyword."""
+def arguments_of(
+    node: torch.fx.Node, *, defaults: bool = True, same: Callable[[object, object], bool] = operator.eq
+) -> dict[str, Any]:
+    """A call's arguments by the names of its operator's schema, those that are its `defaults` too, or none that is the
+    `same` as one; of a Python function by place and keyword."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {str(k): value for k, value in enumerate(node.args)} | node.kwargs
     arguments = node.target._schema.arguments
@@ -79,7 +82,7 @@ def arguments_of(node: torch.fx.Node, *, defaults: bool = True) -> dict[str, Any
     default = {a.name: a.default_value for a in arguments if a.has_default_value()}
     if defaults:
         return default | given
-    return {name: value for name, value in given.items() if name not in default or value != default[name]}
+    return {name: value for name, value in given.items() if name not in default or not same(value, default[name])}
 
 
 def is_foreign(node: torch.fx.Node) -> bool:

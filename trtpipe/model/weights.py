@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,10 +147,36 @@ def weights_digest(network: torch.nn.Module) -> str:
     Raises:
         InputError: one of them has no values, or is not dense.
     """
+    return _digest_of({**dict(network.named_parameters()), **dict(network.named_buffers())})
+
+
+def read_weights_digest(network: torch.nn.Module, program: torch.export.ExportedProgram) -> str:
+    """As `weights_digest`, of the parameters and buffers that operations of a captured network read as tensors.
+
+    An operation's own arguments are none, such as axes that an ONNX file holds beside its weights, nor is what training
+    alone needs.
+
+    Args:
+        network: behind its bindings.
+        program: that network with its bindings, exported.
+    """
+    from trtpipe.model.bindings import INNER
+
+    signature = program.graph_signature
+    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    nodes = (n for n in program.graph.nodes if n.op == "placeholder" and n.users and n.name in held)
+    names = {held[n.name].removeprefix(f"{INNER}.") for n in nodes}
+    every = (*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False))
+    read = {id(tensor) for name, tensor in every if name in names}  # what has two names counts under its first
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return _digest_of({name: tensor for name, tensor in own.items() if id(tensor) in read})
+
+
+def _digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
+    for name, tensor in sorted(tensors.items()):
         try:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)

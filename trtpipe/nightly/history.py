@@ -83,8 +83,13 @@ class History:
                     f"{self.path}: another program has locked the history for over {LOCKED_S} s. End that program, or "
                     "choose another --history."
                 ) from error
+            if "not a database" in str(error):  # it does not begin as one of SQLite's
+                raise InputError(
+                    f"{self.path}: must be a history of trtpipe (got: {error}). Choose another --history."
+                ) from error
             raise InputError(
-                f"{self.path}: must be a history of trtpipe (got: {error}). Choose another --history."
+                f"{self.path}: the history is damaged ({error}). Put a copy of it in its place, or choose another "
+                "--history, which begins without earlier nights."
             ) from error
 
     def _require_own(self) -> None:

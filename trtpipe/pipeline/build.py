@@ -22,7 +22,7 @@ from trtpipe.pipeline.results import Results
 from trtpipe.pipeline.stages import Judged, build_engine, calibrate, check, check_graph, prepare, recalibrated
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
-from trtpipe.report.tune_page import verdict
+from trtpipe.report.tune_page import after_search, verdict
 from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def build(
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
     found = found or check(job, prepared, compiled, stages)
-    report = found.report
+    report, tried = found.report, ""
     if better := retuned(job, prepared, compiled.lowered.table, report, out, stages):
-        job, tuned, how = better
+        job, tuned, how, tried = better
         compiled = build_engine(job, prepared, lambda: tuned, stages)
         found = check(job, prepared, compiled, stages)
         report = replace(found.report, notes=(*found.report.notes, how))
@@ -106,7 +106,7 @@ def build(
             stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
         table = compiled.lowered.table
         report, sensitivity = explained(
-            job, prepared, table, report, stages, diagnose_seconds, always=job.check.sensitivity
+            job, prepared, table, report, stages, diagnose_seconds, always=job.check.sensitivity, tried=tried
         )
         bench = None
         if job.check.bench:
@@ -118,16 +118,17 @@ def build(
 
 def retuned(
     job: Job, prepared: PreparedJob, table: CalibrationTable | None, report: CheckReport, out: Path, stages: Stages
-) -> tuple[Job, CalibrationTable | None, str] | None:
-    """After a failed check, the job that `tune` finds (the closest when none meets the limits), its table, and a line
-    that says so; None where the job asks for no search, or the failure is none that one could mend."""
+) -> tuple[Job, CalibrationTable | None, str, str] | None:
+    """After a failed check, the job that `tune` finds (the closest when none meets the limits), its table, a line that
+    says so, and what to do where the check fails still; None where the job asks for no search, or the failure is none
+    that one could mend."""
     if not (job.places_qdq and is_about_numbers(report, job.check.limits) and job.check.on_fail == "tune"):
         return None
     result = tune_from(job, prepared, table, out, stages)
     if table is not None:  # trials that were taken up have made none
         made = result.tables.get(result.tuned.best.candidate.algorithm)
         table = made or recalibrated(result.job, prepared, table, stages)
-    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}"
+    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}", after_search(result.tuned)
 
 
 def reason(report: CheckReport) -> str:

@@ -100,8 +100,9 @@ def write_kit(
         return lowered, graph, dataclasses.replace(report, notes=(*report.notes, *graph.notes))
 
     lowered, graph, report = checked(job, table)
+    tried = ""
     if better := retuned(job, prepared, table, report, out, stages):
-        job, table, how = better
+        job, table, how, tried = better
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
     if note := without_effect("a kit", job.build.target, release):
@@ -127,7 +128,7 @@ def write_kit(
     kit = written(report)
     if diagnosis_wanted(job, report, diagnose_seconds, always=False):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
-        report, _ = explained(job, prepared, table, report, stages, diagnose_seconds, always=False)
+        report, _ = explained(job, prepared, table, report, stages, diagnose_seconds, always=False, tried=tried)
         kit = written(report)
     return Built(kit, report, stages.seconds)
 

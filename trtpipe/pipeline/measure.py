@@ -61,9 +61,11 @@ def explained(
     seconds: float,
     *,
     always: bool,
+    tried: str = "",
 ) -> tuple[CheckReport, Sensitivity | None]:
     """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
-    lines. `seconds` bounds what a failed check takes; those that are `always` wanted are measured in full."""
+    lines and what to do. `seconds` bounds what a failed check takes; those that are `always` wanted are measured in
+    full. `tried`: what came of a search, as `blame` takes it."""
     if not diagnosis_wanted(job, report, seconds, always=always):
         return report, None
     with stages("diagnose") as progress:
@@ -74,7 +76,7 @@ def explained(
         amax, samples = {} if table is None else table.amax, prepared.check_source
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(job, report):
-        said = blame(diagnosis, job.precision.half, failed_outputs(report))
+        said = blame(diagnosis, job.precision.half, failed_outputs(report), tried)
         report = replace(report, problems=(*report.problems, said))
     return report, diagnosis
 

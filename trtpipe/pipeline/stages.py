@@ -21,7 +21,15 @@ from trtpipe.pipeline.controls import control, departures, graph_and_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
-from trtpipe.pipeline.tables import digests_of, observe, read_table, require_transform, table_notes, verdict_warnings
+from trtpipe.pipeline.tables import (
+    digests_of,
+    observe,
+    older_digests,
+    read_table,
+    require_transform,
+    table_notes,
+    verdict_warnings,
+)
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
@@ -88,12 +96,12 @@ def calibration_table(job: Job, prepared: PreparedJob, stages: Stages) -> Calibr
     own = job.calibration is None and job.precision.calibrated
     data = None if own else job.require_calibration()
     captured = prepared.captured
-    digests = digests_of(captured, prepared.loaded.weights_digest)
+    digests = digests_of(captured)
     if data is None:
         return given_table(given_amax(captured), digests)
     with stages("calibrate") as progress:
         if data.table is not None:
-            table = read_table(data, digests, captured.digest)
+            table = read_table(data, digests, older_digests(captured, prepared.loaded.weights_digest))
             require_transform(job, table)
             return table
         table = observe(job, data, captured, prepared.calibration_samples, digests, progress, prepared.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,29 +27,44 @@ if TYPE_CHECKING:
 MOST_COPIES = 0.1
 
 
-def digests_of(captured: Captured, weights: str) -> dict[str, str]:
+def digests_of(captured: Captured) -> dict[str, str]:
     """What a table made of this graph belongs to: the weights, and the operations whatever their sizes."""
     from trtpipe.model.graph_digest import operations
 
-    return {"weights": weights, "graph": operations(captured.graph, weights + captured.literals)}
+    return {"weights": captured.weights, "graph": operations(captured.graph, captured.weights + captured.literals[0])}
 
 
-def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str) -> CalibrationTable:
+def older_digests(captured: Captured, weights: str) -> tuple[dict[str, str], ...]:
+    """What tables belonged to before: to all weights, what nothing reads too, and to the graph with the numbers as they
+    are given, or to the letter."""
+    from trtpipe.model.graph_digest import operations
+
+    all_digits = (
+        {"weights": w, "graph": operations(captured.graph, w + captured.literals[1], older=True)}
+        for w in (weights, captured.weights)  # an ONNX file may hold more than the network whose table it is
+    )
+    return *all_digits, {"weights": weights, "graph": captured.digest}
+
+
+def read_table(
+    calibration: Calibration, digests: Mapping[str, str], older: Sequence[Mapping[str, str]] = ()
+) -> CalibrationTable:
     """The table that `calibration.table` names, with the histograms beside it where they are its own, which only the
     report draws; algorithm auto and corrections true take what it holds.
 
     Args:
         calibration: the job's.
         digests: what it has to belong to, as `digests_of` has it.
-        exact: the graph's digest to the letter, which tables had before.
+        older: what a table may have in their place, as `older_digests` has it.
 
     Raises:
         calib.CalibError: it belongs to another model, or was made otherwise than the job says.
     """
     table = table_as_asked(calibration, histograms=True)
     assert calibration.table is not None
-    if table.digests.get("graph") == exact:
-        digests = {**digests, "graph": exact}
+    every = (digests, *older)
+    fits = [[table.digests.get(name) == d.get(name) for name in ("weights", "graph")] for d in every]
+    digests = every[fits.index(max(fits))]  # of the same weights at least, to say what differs
     try:
         table.require(calibration.table, digests, table.algorithm, table.percentile)
     except CalibError as error:

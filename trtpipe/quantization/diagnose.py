@@ -122,16 +122,22 @@ def failed_outputs(report: CheckReport) -> frozenset[str]:
     return frozenset(failed) if failed < outputs and not any(map(is_of_nan, report.problems)) else frozenset()
 
 
-def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] = ()) -> str:
-    """One line that names the worst modules, at some of the outputs alone where these are given; `half` is "fp16" or
-    "bf16" where the job may keep a module in it, else None."""
+def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] = (), tried: str = "") -> str:
+    """One line that names the worst modules, at some of the outputs alone where these are given, and what to do.
+
+    Args:
+        sensitivity: of the job's graph.
+        half: "fp16" or "bf16" where the job may keep a module in it, else None.
+        outputs: names of some of the outputs.
+        tried: what came of a search, in place of the advice to make one; a sentence, or more.
+    """
     modules: Sequence[ModuleSensitivity] = sensitivity.modules
     if outputs:
         modules = sorted((m.at(outputs) for m in modules), key=lambda m: m.sqnr_db)
     if modules[0].sqnr_db == math.inf:  # outputs that are classes or answers, of samples that are far from deciding
         return (
             f"{BLAME}: none. Each of {len(modules)} alone leaves the outputs of the samples that were measured as they "
-            "are. Run `trtpipe tune`."
+            f"are. {tried or 'Run `trtpipe tune`.'}"
         )
     named = [
         f"{titled(m.module)} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:_NAMED] if m.sqnr_db < math.inf
@@ -140,6 +146,7 @@ def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] =
     first = next((m.module for m in modules if m.module), None)
     which = "the first" if modules[0].module else first
     step = "" if first is None else f" Keep {which} in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    step = f" {tried}" if tried else step
     where = f"output {', '.join(sorted(outputs))}" if outputs else "the outputs"
     measured = f"{len(modules)}"
     if sensitivity.left_out:
@@ -152,3 +159,8 @@ def blame(sensitivity: Sensitivity, half: str | None, outputs: Collection[str] =
 
 def _db(value: float) -> str:
     return f"{value:.1f} dB"
+
+
+def step_of(said: str) -> str:
+    """What a line of `blame` that names modules says to do; empty where it says nothing."""
+    return said.rpartition("). ")[2] if "). " in said else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from calib.audit import CLIPPED, UNSTABLE
 from trtpipe.evaluation.limits import ENGINE_SUFFIX, worst
 from trtpipe.progress import size
-from trtpipe.quantization.diagnose import BLAME
+from trtpipe.quantization.diagnose import BLAME, step_of
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent
@@ -98,6 +98,8 @@ def render(content: ReportContent) -> str:
     confusion = None if content.compared is None else comparison.confusion(content.compared, manifest.class_names)
     shown = ((), ()) if content.compared is None else comparison.galleries(content.compared, manifest.class_names)
     metrics = [metric_row(m) for m in check.metrics]
+    worst_rows = worst_modules(modules)
+    blamed = [p for p in check.problems if worst_rows and p.startswith(BLAME)]
     return page(
         "report.html",
         name=manifest.name,
@@ -106,8 +108,9 @@ def render(content: ReportContent) -> str:
         manifest=manifest,
         headline=headline(manifest, check),
         # The list of modules stands in the place of the sentence that names the first of them.
-        problems=[p for p in check.problems if not (content.sensitivity and p.startswith(BLAME))],
-        worst=worst_modules(modules),
+        problems=[p for p in check.problems if p not in blamed],
+        worst=worst_rows,
+        step=" ".join(map(step_of, blamed)),
         packages=packages(manifest.environment),
         cards=cards(content, check),
         judged=[m for m in metrics if m.limit],

@@ -29,6 +29,20 @@ def verdict(tuned: Tuned) -> str:
     return f"budget NOT met; closest: {what}, with {missed} ({count})"
 
 
+def after_search(tuned: Tuned) -> str:
+    """What to do where a check fails after a search."""
+    count = f"{len(tuned.trials)} candidate{'s' if len(tuned.trials) != 1 else ''}"
+    came = (
+        "one that met the limits in its trial is this one"
+        if tuned.met
+        else "none met the limits, and this is the closest"
+    )
+    return (
+        f"check.on_fail: tune has tried {count}: {came}. Set limits that it can meet, calibrate on more samples, or "
+        "build without quantization."
+    )
+
+
 def page(name: str, tuned: Tuned, limits: Limits) -> str:
     """The whole page: verdict, trials with the Pareto front marked, ranking."""
     given = ", ".join(f"{k} {exact(v)}" for k, v in limits.given.items())

@@ -153,18 +153,22 @@ def load_jobs(
     return loaded
 
 
-def work(path: Path, job: Job | None, task: Building, sign: Sign | None, replay: Bundle | None = None) -> Work:
-    """A task that ends with a bundle, signed by `sign` unless the check failed.
+def work(
+    path: Path, job: Job | None, task: Building, sign: Sign | None, replay: Bundle | None = None, *, kit: bool = False
+) -> Work:
+    """A task that ends with a bundle or a `kit`, signed by `sign` unless the check failed.
 
     The engine is held against that of `replay`.
     """
-    return Work(path, partial(_result, path, task, sign, replay), job)
+    return Work(path, partial(_result, path, task, sign, replay, kit), job)
 
 
-def _result(path: Path, task: Building, sign: Sign | None, replay: Bundle | None, reporter: Reporter) -> Result:
+def _result(
+    path: Path, task: Building, sign: Sign | None, replay: Bundle | None, kit: bool, reporter: Reporter
+) -> Result:
     built = task(reporter, sign=sign)
     signed = built.bundle.signature is not None
-    lines = verdict(built.bundle.path.name, built.bundle.path, built.report)
+    lines = verdict(built.bundle.path.name, built.bundle.path, built.report, kit=kit)
     code = SUCCESS if built.report.passed else FAILED
     found: JsonObject = {
         "job": str(path),
@@ -189,8 +193,9 @@ def _logged(job: Job, verbose: int) -> Job:
     return job.model_copy(update={"build": build})
 
 
-def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
-    """The result of a build in a few lines: what was executed, each figure beside its limit, where the bundle is."""
+def verdict(name: str, bundle: Path, report: CheckReport, *, kit: bool = False) -> list[str]:
+    """The result of a build in a few lines: what was executed, each figure beside its limit, where the bundle or the
+    `kit` is."""
     word = "passed" if report.passed else "FAILED"
     lines = [f"{name}: {word}, {report.who}"]
     several = len({m.output for m in report.metrics}) > 1
@@ -204,5 +209,5 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")
     if report.executed == "graph" and engine is not None and engine.name != GRAPH:
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
-    lines.append(f"  bundle: {console.relative(bundle)}")
+    lines.append(f"  {'kit' if kit else 'bundle'}: {console.relative(bundle)}")
     return lines

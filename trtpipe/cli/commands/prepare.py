@@ -58,7 +58,9 @@ def command(
     loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
     signs = signing(sign)
     works = [
-        work(path, job, partial(write_kit, job, out, release=release, diagnose_seconds=diagnose_seconds), signs)
+        work(
+            path, job, partial(write_kit, job, out, release=release, diagnose_seconds=diagnose_seconds), signs, kit=True
+        )
         for path, job in loaded
     ]
     return each(works, as_json=as_json, verbose=verbose, quiet=quiet)

@@ -154,7 +154,7 @@ def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, va
         as_tensor(scale),
         as_tensor(bias),
         False,
-        0.0,
+        0.1,  # of training alone
         node.get("epsilon", 1e-5),
     )
 

@@ -209,7 +209,7 @@ def _cumsum(node: Node, x: Value, axis: Value) -> Value:
     if node.get("exclusive", 0):  # of what is before each, so that no rounding of its own is in it
         before = turned.narrow(along, 0, turned.shape[along] - 1)
         turned = torch.cat([torch.zeros_like(turned.narrow(along, 0, 1)), before], along)
-    total = torch.cumsum(turned, along, dtype=data.dtype)
+    total = torch.cumsum(turned, along, dtype=None if data.is_floating_point() else data.dtype)
     return total.flip(along) if node.get("reverse", 0) else total
 
 

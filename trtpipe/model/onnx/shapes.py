@@ -151,7 +151,9 @@ def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
     if are_numbers(x):
         return np.squeeze(as_numbers(node, x), None if given is None else tuple(given))
     data = as_tensor(x)
-    return data.squeeze() if given is None else data.squeeze(tuple(given))
+    if given is None:
+        return data.squeeze()
+    return data.squeeze(given[0] if len(given) == 1 else tuple(given))
 
 
 def _concat(node: Node, *parts: Value) -> Value:
@@ -269,7 +271,7 @@ def _pad(
             raise node.refused(f"pads the batch or the channels in mode {node.get('mode')}", "Export it with Concat.")
         first = spatial
     flat = [p for a in range(data.dim() - 1, first - 1, -1) for p in both.get(a, (0, 0))]
-    return functional.pad(data, flat, mode=mode, **({"value": fill} if mode == "constant" else {}))
+    return functional.pad(data, flat, mode=mode, **({"value": fill} if mode == "constant" and fill else {}))
 
 
 def _transpose(node: Node, x: Value) -> Value:

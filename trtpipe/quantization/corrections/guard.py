@@ -22,8 +22,8 @@ from trtpipe.values import Captured
 MOST_DB = 120.0
 #: A step must gain more than this, in dB, to be kept.
 LEAST_GAIN_DB = 0.05
-#: A scaling must gain this many standard errors of the samples' mean gain: it costs room, which other samples may need.
-SURE = 2.0
+#: A scaling must gain as many standard errors of the samples' mean gain: it costs room, which other samples may need.
+SURE = 1.0
 
 
 class Guard:
