@@ -231,7 +231,7 @@ def test_one_tensor_returned_twice_is_refused(world):
     captured = capture(LoadedModel(module, one.loaded.inputs, outputs, "0" * 64, "test"))
     from trtpipe.model.export import export
 
-    quantized = Quantized(export(captured.graph, one.loaded.inputs), one.loaded.inputs, outputs, (), {})
+    quantized = Quantized(export(captured.graph, one.loaded.inputs), one.loaded.inputs, outputs, (), {}, (), ())
     with pytest.raises(
         BuildError, match=r"^outputs.b: each output must be a tensor of its own .*\(got the tensor of a"
     ):
