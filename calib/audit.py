@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calib.algorithms import ALGORITHMS, INT8_MAX, SMALLEST_SCALE, mean_squared_errors, threshold
 from calib.errors import CalibError, some_of
-from calib.histogram import Histogram
+from calib.histogram import Histogram, magnitude
 
 Halves = tuple[Histogram, Histogram]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -55,6 +55,11 @@ class TensorAudit(_Frozen):
     sqnr_db: Finite | None
     stability: Finite | None
     state: Literal["live", "constant", "dead"]
+
+    @property
+    def max(self) -> float:
+        """The exact maximum of |x|."""
+        return magnitude(self.low, self.high)
 
 
 class Audit(_Frozen):

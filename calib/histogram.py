@@ -41,6 +41,11 @@ def edges() -> Reals:
     return bounds
 
 
+def magnitude(low: float, high: float) -> float:
+    """The largest |x| of a range."""
+    return max(abs(low), abs(high))
+
+
 @dataclass(frozen=True, eq=False)
 class Histogram:
     """How often each magnitude was seen. Values are added by `+`; the empty histogram is neutral.
@@ -127,7 +132,7 @@ class Histogram:
     @property
     def max(self) -> float:
         """The exact maximum of |x| over finite values; 0.0 when there are none."""
-        return max(abs(self.low), abs(self.high)) if self.elements else 0.0
+        return magnitude(self.low, self.high) if self.elements else 0.0
 
     @property
     def constant(self) -> bool:

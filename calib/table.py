@@ -370,7 +370,7 @@ def _check(where: Path, table: CalibrationTable) -> None:
             f"{where}: amax and audit must name the same tensors (got {odd!r} in one of them). Calibrate again."
         )
     for key, seen in table.audit.tensors.items():
-        most = DEAD_AMAX if seen.state == "dead" else max(abs(seen.low), abs(seen.high))
+        most = DEAD_AMAX if seen.state == "dead" else seen.max
         if table.amax[key] > float(np.float32(most)):
             raise CalibError(
                 f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g}). "

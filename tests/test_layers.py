@@ -1,7 +1,8 @@
 """Who may import whom: one contract of import-linter, no circle, no module named in a text from below.
 
 An import counts wherever it stands and however it is written: a statement, `importlib`, `__import__`, `sys.modules`, a
-name in a text. One that is hidden on purpose (bytes, base64, letters put together) is not what these tests look for.
+name in a text. What cannot be seen in a source is not looked for: one hidden on purpose (bytes, base64, letters put
+together, `getattr` of a module), and a process whose command is put together while it runs.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ ONLY = {
     "torch.serialization": (),
     "pydoc": (),  # its `locate` imports
     "marshal": (),
+    "builtins": (),  # its functions need no import
     "shelve": (),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
-#: The only modules that may import by a name made at run time: names of what may not be installed, of the user's code,
-#: and tables of what is loaded on demand.
+#: The only modules that may import by a name made at run time, or take a module that was: names of what may not be
+#: installed, of the user's code, and tables of what is loaded on demand.
 MAY_IMPORT_BY_NAME = {
     "calib.process_state", "calib.user_code", "trtpipe", "trtpipe.cli.main", "trtpipe.examples.networks",
-    "trtpipe.notebook", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.deep", "trtpipe.routes.registry",
-    "trtpipe.routes.torch2trt.route", "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
+    "trtpipe.model.load", "trtpipe.notebook", "trtpipe.packages", "trtpipe.pipeline.cache.events",
+    "trtpipe.pipeline.cache.native", "trtpipe.pipeline.deep", "trtpipe.pipeline.own_modules",
+    "trtpipe.routes.exact_rules", "trtpipe.routes.registry", "trtpipe.routes.torch2trt.route",
+    "trtpipe.runtime.hybrid_runner", "trtpipe.trt.flavour", "trtpipe.trt.memory",
 }  # fmt: skip
 
 
@@ -247,6 +251,8 @@ def test_a_planted_upward_import_breaks_the_contract(module: str, line: str, cop
         "from trtpipe import build\ndef f():\n    return build('x')",
         "importlib.util.find_spec(ROOM + '.trt.flavour')",
         "subprocess.run([sys.executable, '-m', 'trtpipe', 'check', path])",
+        "subprocess.run(['trtpipe', 'check', path])",
+        "subprocess.Popen(('trtpipe', *arguments))",
     ],
 )
 def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree) -> None:
@@ -272,7 +278,31 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree)
         "sys.modules['trtpipe.%s' % name]",
         "sys.modules['trtpipe.{}.flavour'.format(room)]",
         "sys.modules['.'.join(('trtpipe', room, 'flavour'))]",
+        "sys.modules['trtpipe'].check(path)",
+        "vars(sys.modules['trtpipe'])['check']",
+        "sys.modules.get('trtpipe').trt.flavour",
+        "sys.modules.get(name)",
+        "from sys import modules as loaded\nloaded.values()",
+        "import sys\ntable = sys.modules",
+        "steps: pydantic.ImportString[object]",
+        "import builtins\nbuiltins.exec(script)",
+        "run.eval('trtpipe.check')",
+        "compile(script, 'steps', 'exec')",
+        "__builtins__['exec'](script)",
+        "logging.config.dictConfig(settings)",
     ],
 )
 def test_a_planted_import_by_a_name_made_at_run_time_is_found(line: str, tree: Tree) -> None:
     assert set(tree.planted("trtpipe.job.dump", line).by_name()) - MAY_IMPORT_BY_NAME == {"trtpipe.job.dump"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["model.eval()", "re.compile(text)", "torch.compile(module)", "'torch' in sys.modules", "set(sys.modules)",
+     "sys.modules.get('torch._ops')", "sys.modules['numpy']", "def f():\n    del sys.modules[name]",
+     "PACKAGES = 'trtpipe', 'torch'"],
+)  # fmt: skip
+def test_what_imports_nothing_by_a_name(line: str, tree: Tree) -> None:
+    planted = tree.planted("trtpipe.job.dump", line)
+    assert set(planted.by_name()) == MAY_IMPORT_BY_NAME
+    assert list(planted.upward()) == []

@@ -21,6 +21,7 @@ from trtpipe.outputs import (
     open_database,
     require_writable_file,
     require_writable_folder,
+    write_new,
 )
 
 
@@ -300,3 +301,33 @@ def test_a_folder_in_the_place_of_a_database_is_called_one(tmp_path: Path) -> No
     (tmp_path / "history.sqlite").mkdir()
     with pytest.raises(IsADirectoryError), naming_database(tmp_path / "history.sqlite"):
         open_database(tmp_path / "history.sqlite", 1.0)
+
+
+@pytest.mark.parametrize("taken", ["file", "link", "dangling"])
+def test_a_new_file_goes_into_nothing_that_is_there(tmp_path: Path, taken: str) -> None:
+    path, other = tmp_path / "key", tmp_path / "other"
+    if taken != "dangling":
+        other.write_bytes(b"kept")
+    if taken == "file":
+        other.rename(path)
+    else:
+        path.symlink_to(other)
+    with pytest.raises(FileExistsError):
+        write_new(path, b"secret", mode=0o600)
+    assert path.is_symlink() or path.read_bytes() == b"kept"
+    assert not other.exists() or other.read_bytes() == b"kept"
+
+
+def test_a_new_file_that_cannot_be_written_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    write_new(path, b"secret", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+
+    def full(*_: object) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_new(path, b"secret", mode=0o600)
+    assert not path.exists()

@@ -21,10 +21,9 @@ WAYS: dict[str, tuple[set[str], str]] = {
         # into what becomes a whole file or folder, the user's own stream, a scratch folder, a pipe, memory, /proc, a
         # log, a probe that is deleted, and nowhere
         {"calib.process_state", "calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive",
-         "trtpipe.bundle.signing",
          "trtpipe.bundle.triton", "trtpipe.examples.shapes", "trtpipe.job.dump",
          "trtpipe.cli.commands.run", "trtpipe.cli.results", "trtpipe.evaluation.bench",
-         "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
+         "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins", "trtpipe.evaluation.torch_modes", "trtpipe.examples.digits",
          "trtpipe.model.onnx.reference", "trtpipe.nightly.history_plot",
          "trtpipe.report.bench_page", "trtpipe.report.sample_image", "trtpipe.cli.starter", "trtpipe.nightly.pool",
@@ -81,9 +80,26 @@ WAYS: dict[str, tuple[set[str], str]] = {
     ),
     "spells the name of a package": (set(), "packaging.utils.canonicalize_name"),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
+    "makes a file that must be new": (
+        {"trtpipe.outputs", "trtpipe.pipeline.cache.recorder"}, "outputs.write_new",  # the latter's is deleted at once
+    ),
+    "writes a private key": ({"trtpipe.bundle.signing"}, "signing.private_pem, by outputs.write_new"),
+    "takes the largest of a range": ({"calib.histogram"}, "magnitude, or the max of an audit"),
+    "takes a callable's name apart": ({"trtpipe.job.importable"}, "importable.is_reference"),
+    "names the operators of Q/DQ": ({"trtpipe.onnx_format"}, "onnx_format.QDQ"),
+    "asks for calibration's images": (set(), "Job.calibration_images"),
 }  # fmt: skip
 
 
+#: Those that one expression shows, written as `ast.unparse` writes it.
+SHOWN = {
+    "makes a file that must be new": re.compile(r"os\.open\(.*\bO_EXCL\b.*"),
+    "writes a private key": re.compile(r".*\.private_bytes\(.*"),
+    "takes the largest of a range": re.compile(r"max\(abs\((.*\b)?low\), abs\((.*\b)?high\)(, .*)?\)"),
+    "takes a callable's name apart": re.compile(r"all\(\(?\w+\.isidentifier\(\) for .*\.split\('\.'\).*"),
+    "names the operators of Q/DQ": re.compile(r"[(\[{]'QuantizeLinear', 'DequantizeLinear'.*"),
+    "asks for calibration's images": re.compile(r".*\bcalibration\.images is not None\b.*"),
+}
 #: What writes a file, of Python and of the libraries that are used.
 WRITERS = re.compile(
     r"\.(write_text|write_bytes|savefig|tofile)$|(^|\.)(save_file|copytree)$"
@@ -149,6 +165,9 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("reads JSON that anyone may have written")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
+    shown = (ast.unparse(n) for n in ast.walk(module)
+             if isinstance(n, ast.Call | ast.Tuple | ast.List | ast.Set | ast.Compare))  # fmt: skip
+    found |= {way for text in shown for way, pattern in SHOWN.items() if pattern.fullmatch(text)}
     documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
     for node in ast.walk(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
@@ -444,6 +463,11 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("from typing import cast\nsensitivity = cast(Any, None)", "has Any for a missing part"),
         ("raise SystemExit('no runtime for Windows yet')", "ends with a number"),
         ("def f(n): return ExitCode(3 if n else 0)", "ends with a number"),
+        ("key.private_bytes(pem, pkcs8, plain)", "writes a private key"),
+        ("amax = max(abs(seen.low), abs(seen.high))", "takes the largest of a range"),
+        ("fine = all(p.isidentifier() for p in name.split('.'))", "takes a callable's name apart"),
+        ("PAIR = {'QuantizeLinear', 'DequantizeLinear'}", "names the operators of Q/DQ"),
+        ("images = job.calibration.images is not None", "asks for calibration's images"),
     ],
 )
 def test_another_place_is_found(line: str, way: str) -> None:

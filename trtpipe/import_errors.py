@@ -150,13 +150,13 @@ for module in modules:
 """
 
 
-def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mapping[str, str]:
-    """Why modules that are installed cannot be imported, by module; tried in a process of its own, each for `limit_s`
+def import_failures(modules: Sequence[str]) -> Mapping[str, str]:
+    """Why modules that are installed cannot be imported, by module; tried in a process of its own, each for `IMPORT_S`
     seconds at most. One that has lost files (`loss`) may be importable."""
     failed = {module: lost for module in modules if (lost := loss(module))}
     left = [module for module in modules if module not in failed]
     while left:
-        command = (sys.executable, "-c", _TRY_IMPORTS, str(limit_s), json.dumps(sys.path), json.dumps(_HELD), *left)
+        command = (sys.executable, "-c", _TRY_IMPORTS, str(IMPORT_S), json.dumps(sys.path), json.dumps(_HELD), *left)
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
         answers = [json.loads(line) for line in ran.stdout.splitlines()]
         failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
@@ -165,7 +165,7 @@ def import_failures(modules: Sequence[str], limit_s: float = IMPORT_S) -> Mappin
             continue
         if len(answers) < len(left):  # the next one took the process with it
             late = hasattr(signal, "SIGALRM") and ran.returncode == -signal.SIGALRM
-            why = f"did not end within {limit_s:g} s" if late else f"ended the process (exit code {ran.returncode})"
+            why = f"did not end within {IMPORT_S:g} s" if late else f"ended the process (exit code {ran.returncode})"
             failed[left[len(answers)]] = f"its import {why}"
         left = left[len(answers) + 1 :]
     return failed

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 #: How the domain of ONNX's own operators is written.
 ONNX_DOMAINS = ("", "ai.onnx")
+#: The operators of a Q/DQ pair.
+QDQ = ("QuantizeLinear", "DequantizeLinear")
 #: Numbers of onnx.TensorProto.DataType by NumPy's names; by ONNX's, in small letters, where NumPy has none.
 ELEMENT_TYPES: Mapping[str, int] = {
     "float32": 1,

@@ -223,6 +223,27 @@ def _probe(path: Path, folder: Path) -> None:
         os.write(descriptor, bytes(_PROBE_BYTES))
 
 
+def write_new(path: Path, data: bytes, *, mode: int) -> None:
+    """A file with `data` where there is none yet, not even a link: what was put there first is neither written to nor
+    read from.
+
+    Args:
+        path: in a folder that exists.
+        data: what is written.
+        mode: who may read it, less what the umask takes away.
+
+    Raises:
+        OSError: something has the name, or the file cannot be written; then none is left.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except BaseException:
+        path.unlink()
+        raise
+
+
 @contextmanager
 def _nameless(folder: Path) -> Iterator[int]:
     """A new file in `folder` that has no name, so that neither a reader nor a killed process finds or leaves one.

@@ -248,8 +248,8 @@ class Quantized:
     outputs: tuple[TensorSpec, ...]
     layers: tuple[LayerPrecision, ...]
     scales: Mapping[str, float]
-    notes: tuple[str, ...] = ()
-    unmet: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    unmet: tuple[str, ...]
 
 
 @dataclass(frozen=True)

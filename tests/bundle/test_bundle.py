@@ -229,7 +229,9 @@ def test_writing_holds_the_files_against_the_manifest(tmp_path: Path) -> None:
     del files["calibration.json"]
     with pytest.raises(InputError, match=r"calibration.json is missing"):
         write_bundle(tmp_path / "c", shipping.manifest(), files)
-    wrong = golden.Golden({"image": np.zeros((2, 3, 8, 9), np.float32)}, {"logits": np.zeros((2, 3), np.float32)})
+    wrong = golden.Golden(
+        {"image": np.zeros((2, 3, 8, 9), np.float32)}, {"logits": np.zeros((2, 3), np.float32)}, None, None
+    )
     with pytest.raises(InputError, match="input:image must have the shape"):
         shipping.bundle(tmp_path / "c", extra={"golden.safetensors": golden.to_bytes(wrong)})
     assert os.listdir(tmp_path) == []

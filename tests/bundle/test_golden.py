@@ -27,7 +27,7 @@ def test_round_trip_is_exact_and_stable() -> None:
 
 def test_a_slice_is_written_in_its_own_order() -> None:
     images = np.arange(2 * 3 * 8 * 8, dtype=np.float32).reshape(8, 8, 3, 2).transpose(3, 2, 0, 1)
-    data = golden.to_bytes(golden.Golden({"image": images}, {"logits": np.zeros((2, 3), np.float32)}))
+    data = golden.to_bytes(golden.Golden({"image": images}, {"logits": np.zeros((2, 3), np.float32)}, None, None))
     np.testing.assert_array_equal(golden.from_bytes(data, INPUTS, OUTPUTS, "g").inputs["image"], images)
 
 

@@ -30,7 +30,7 @@ GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
 
 def many() -> golden.Golden:
     images = np.random.default_rng(1).standard_normal((20, 3, 8, 8)).astype(np.float32)
-    return golden.Golden({"image": images}, {"logits": images.mean((2, 3))}, np.arange(20) % 3)
+    return golden.Golden({"image": images}, {"logits": images.mean((2, 3))}, np.arange(20) % 3, None)
 
 
 def kit(path: Path, build: Build) -> Bundle:

@@ -51,6 +51,11 @@ def test_a_shown_command_exists(page: str, line: int, command: str) -> None:
     parsed(command)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_in_the_docs(name: str) -> None:
+    assert any(re.search(rf"\btrtpipe {name}\b", page.read_text(encoding="utf-8")) for page in PAGES)
+
+
 def test_a_shown_command_that_does_not_exist_is_found() -> None:
     assert len(SHOWN) > 10
     for wrong in ("trtpipe bild job.yaml", "trtpipe build job.yaml --sing key"):

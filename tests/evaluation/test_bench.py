@@ -5,6 +5,8 @@ import io
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from trtpipe.batching import Batching
 from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError, MissingError
+from trtpipe.evaluation import bench as evaluation_bench
 from trtpipe.evaluation.bench import (
     Bench,
     BenchData,
@@ -54,10 +57,11 @@ class Clock:
         return Mode(name, "cpu", lambda: Ready(run, answer, 10, **more))
 
     def measure(self, modes, rounds=10, seconds=1e9, progress=None):
-        return measure_modes(
-            modes, data(), batch=2, rounds=rounds, seconds=seconds, progress=progress or Silent(),
-            clock=lambda: self.now, pause=lambda s: None,
-        )  # fmt: skip
+        time = SimpleNamespace(perf_counter=lambda: self.now, sleep=lambda _seconds: None)
+        with mock.patch.object(evaluation_bench, "time", time):
+            return measure_modes(
+                modes, data(), batch=2, rounds=rounds, seconds=seconds, progress=progress or Silent()
+            )  # fmt: skip
 
 
 def test_modes_take_turns_after_warming_up_and_percentiles_are_of_the_timed_runs():

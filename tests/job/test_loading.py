@@ -1,4 +1,7 @@
+import copy
+import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -11,6 +14,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, read_job, read_jobs
+from trtpipe.job.section import ReadOnly
 from trtpipe.job.sections import Build
 
 
@@ -302,3 +306,46 @@ def test_a_path_from_home_is_not_called_one_of_the_jobs_folder(folder):
         "must be a folder that exists (got '~/nowhere-at-all': nothing there). "
         f"It is {Path('~').expanduser()}/nowhere-at-all."
     )
+
+
+def mappings(value: object, path: str = "job") -> Iterator[tuple[str, dict[str, object]]]:
+    """Every dict in a model, with where it is."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from mappings(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, dict):
+        yield path, value
+        for key, inner in value.items() if not path.endswith(".args") else ():  # what the user's code is given
+            yield from mappings(inner, f"{path}.{key}")
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from mappings(inner, path)
+
+
+def test_no_mapping_of_a_job_can_be_changed() -> None:
+    profile = {"N": {"min": 1, "opt": 8, "max": 32}}
+    raw = {
+        "name": "tiny",
+        "model": {"factory": "net:make", "args": {"widths": {"a": 1}, "deep": [{"b": 2}]}},
+        "inputs": {"image": {"shape": ["N", 3, 16, 16], **profile}},
+        "outputs": {"logits": {}},
+        "build": {"route": "onnx", "target": "tensorrt", "profiles": [profile]},
+        "check": {"arrays": "/nowhere/check.npy"},
+    }
+    job = Job.model_validate(raw)
+    found = dict(mappings(job))
+    known = {"inputs", "build.profiles", "build.memory_pools", "check.metrics", "model.args"}
+    assert {f"job.{path}" for path in known} <= set(found)
+    for path, mapping in found.items():
+        with pytest.raises(TypeError, match="a mapping of a job is read-only: make another job with model_copy"):
+            mapping["x"] = 7
+        for change in (mapping.clear, mapping.popitem, lambda m=mapping: m.update(x=7), lambda m=mapping: m.pop("x")):
+            with pytest.raises(TypeError, match="read-only"):
+                change()
+        assert mapping == found[path]
+    for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):
+        assert other == job
+        assert {type(m) for m in dict(mappings(other)).values()} == {ReadOnly}
+    dumped = job.model_dump(mode="json")
+    assert type(dumped["inputs"]) is type(dumped["build"]["profiles"][0]) is dict
+    assert Job.model_validate(dumped) == job

@@ -15,6 +15,7 @@ from trtpipe.errors import BuildError
 from trtpipe.model.bindings import bind, evaluating
 from trtpipe.model.capture import capture
 from trtpipe.model.export import _begins, example_inputs, export
+from trtpipe.model.output_specs import output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
@@ -99,6 +100,15 @@ def test_a_name_has_one_size_in_every_input() -> None:
     inputs = TensorSpec("a", "float32", ("N", "L"), {**N, **length}), TensorSpec("b", "float32", ("L", 3), length)
     assert [tuple(x.shape) for x in example_inputs(inputs)] == [(2, 2), (2, 3)]
     program = export(Product(), inputs).module()
+    given: list[list[tuple[int, ...]]] = []
+
+    class Watched(Product):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            given.append([tuple(a.shape), tuple(b.shape)])
+            return super().forward(a, b)
+
+    output_specs(bind(Watched().eval(), inputs, {}, ("y",)), inputs, {"y": "float32"})
+    assert given[0] == [(2, 2), (2, 3)]  # as the export's
     for n, size in ((1, 1), (8, 5), (3, 8)):
         a, b = torch.randn(n, size), torch.randn(size, 3)
         torch.testing.assert_close(program(a, b), a @ b)

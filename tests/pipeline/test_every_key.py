@@ -32,7 +32,7 @@ from trtpipe.nightly.run import nightly
 from trtpipe.pipeline import bench, build, kit, tune, validate
 from trtpipe.pipeline.calibrate import make_table
 from trtpipe.progress import Silent
-from trtpipe.routes import options as routes
+from trtpipe.routes.support import ROUTE_OPTIONS
 from trtpipe.trt import options as trt
 from trtpipe.values import Engine, OnnxModel
 
@@ -61,7 +61,7 @@ KEYS = tuple(dict.fromkeys(keys(Job)))
 
 def test_every_key_has_a_value_to_try():
     assert set(KEYS) == set(CHANGES), "a new key of the job file needs its row, and an answer from every kind of job"
-    for table in (trt.OPTIONS, routes.ROUTE_OPTIONS):
+    for table in (trt.OPTIONS, ROUTE_OPTIONS):
         assert {row.field for row in table} == set(BuildOptions.model_fields)
 
 

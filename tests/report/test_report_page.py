@@ -219,11 +219,9 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
     assert "default-src &#39;none&#39;" in render(samples.content(tmp_path))
 
 
-def test_a_kit_has_nothing_to_report() -> None:
-    from trtpipe.report.content import ReportContent
-
+def test_a_kit_has_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the manifest is a kit's, without an engine or a check"):
-        render(ReportContent(samples.manifest(check=None), {}))
+        render(samples.content(tmp_path, manifest=samples.manifest(check=None)))
 
 
 def test_what_stands_in_backticks_is_code_everywhere(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_two_outputs_one_of_them_from_pytorch(world):
         bind(Two().eval(), one.loaded.inputs, {}, ("logits", "energy")), one.loaded.inputs, outputs, "0" * 64, "t"
     )
     captured = capture(loaded)
-    quantized = Quantized(export(captured.graph, loaded.inputs), loaded.inputs, outputs, (), {})
+    quantized = Quantized(export(captured.graph, loaded.inputs), loaded.inputs, outputs, (), {}, (), ())
     world.parts.clear()
     wanted = job("torch_tensorrt", "tensorrt_rtx", build={"allow_torch_fallback": True})
     engine = route.compile_engine(wanted, loaded, quantized, Silent())

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch2trt_double
 import yaml
+from models import job, line, tiny
 
 from trtpipe.cli.main import main
+from trtpipe.errors import BuildError
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors
 from trtpipe.job.sections import Build
+from trtpipe.model.data import open_calibration
 from trtpipe.packages import install_command
 from trtpipe.pipeline import validate as validating
 from trtpipe.pipeline.cache.environment import ROUTE_PACKAGES
 from trtpipe.pipeline.validate import validate
-from trtpipe.routes import options
+from trtpipe.progress import Silent
+from trtpipe.routes import options, support
+from trtpipe.routes.native import native_calibration
 from trtpipe.routes.registry import ROUTES
+from trtpipe.routes.torch2trt import route as torch2trt
+from trtpipe.routes.torch_tensorrt import route as torch_tensorrt
 from trtpipe.runtime import doctor
 from trtpipe.trt import driver, flavour
+from trtpipe.trt.monitor import Watch
 from trtpipe.trt.options import in_words
 
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
@@ -31,7 +44,7 @@ TABLE = {
     "platform": ("jetson_orin_nano", {}, "", ""),
     "quantization": ("implicit", {}, "use explicit.", ""),
     "calibration_cache": ("int8.cache", {"quantization": "implicit"}, "Torch-TensorRT has no calibrators.", ""),
-    "profiles": ([{"N": {"min": 1, "opt": 2, "max": 4}}], {}, "", "Give one range under inputs"),
+    "profiles": ([{"N": {"min": 1, "opt": 2, "max": 32}}], {}, "", "Give one range under inputs"),
     "workspace": (1 << 20, {}, "", ""),
     "memory_pools": ({"tactic_dram": 1}, {}, "Leave tactic_dram out, or use build.route onnx.", LEAVE),
     "optimization_level": (2, {}, "", LEAVE),
@@ -72,10 +85,9 @@ def build(route, **fields):
 
 def test_the_tables_have_a_row_for_every_option():
     assert set(TABLE) == set(BuildOptions.model_fields)
-    assert [s.field for s in options.ROUTE_OPTIONS] == sorted(
+    assert [s.field for s in support.ROUTE_OPTIONS] == sorted(
         BuildOptions.model_fields, key=list(BuildOptions.model_fields).index
     )
-    assert set(options.KEYWORDS) <= set(BuildOptions.model_fields)
 
 
 @pytest.mark.parametrize("route", ["torch_tensorrt", "torch2trt"])
@@ -114,19 +126,105 @@ def test_dla_options_need_dla_as_the_default(fields, path):
     assert f"{path}: must go with build.default_device_type dla on route torch_tensorrt (got " in found[path]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"hardware_compatibility": "ampere_plus"},
-        {"version_compatible": True, "exclude_lean_runtime": True},
-        {"strip_plan": True, "refit": "identical"},
-        {"refit": "all"},
-        {"profiling_verbosity": "layer_names_only"},
-        {"memory_pools": {"dla_managed_sram": 1}, "default_device_type": "dla"},
-    ],
-)
-def test_the_legal_values_of_half_honoured_options(fields):
-    assert options.refusals(build("torch_tensorrt", **fields), "torch_tensorrt") == ()
+#: What torch_tensorrt takes of the options whose value in TABLE it refuses, with the fields it needs.
+LEGAL = {
+    "hardware_compatibility": ("ampere_plus", {}),
+    "version_compatible": (True, {"exclude_lean_runtime": True}),
+    "strip_plan": (True, {"refit": "identical"}),
+    "refit": ("identical", {}),
+    "profiling_verbosity": ("layer_names_only", {}),
+    "memory_pools": ({"dla_managed_sram": 4096}, {"default_device_type": "dla"}),
+}
+
+
+@pytest.mark.parametrize("field", LEGAL)
+def test_the_legal_values_of_half_honoured_options(field):
+    value, others = LEGAL[field]
+    assert options.refusals(build("torch_tensorrt", **{field: value}, **others), "torch_tensorrt") == ()
+    assert options.refusals(build("torch_tensorrt", refit="all"), "torch_tensorrt") == ()
+
+
+#: Options that are taken though nothing is made of them, and why.
+WITHOUT_EFFECT = {
+    ("torch_tensorrt", "platform"): "the job is held against what the device can do",
+    ("torch2trt", "platform"): "the job is held against what the device can do",
+    ("torch_tensorrt", "quantization"): "explicit alone is taken, its default",
+    ("torch_tensorrt", "profiling_verbosity"): "layer names are what it keeps in any case",
+    ("torch2trt", "profiling_verbosity"): "layer names are what it keeps in any case",
+    ("torch_tensorrt", "exclude_lean_runtime"): "it leaves the lean runtime out in any case",
+}
+TAKEN = [
+    (route, row.field)
+    for row in support.ROUTE_OPTIONS
+    for route in ("torch_tensorrt", "torch2trt")
+    if isinstance(getattr(row, route), support.Taken) and (route, row.field) not in WITHOUT_EFFECT
+]
+
+
+@pytest.fixture(scope="module")
+def small():
+    return line(tiny(), 16, 5)
+
+
+@pytest.fixture
+def handed(monkeypatch, small, tmp_path):
+    """What the frontend of a route is given for a job, as text without addresses."""
+    np.save(tmp_path / "calibration.npy", np.zeros((8, 3, 16, 16), np.float32))
+    tensorrt = flavour.Flavour("tensorrt", torch2trt_double.tensorrt(), "8.6.1", frozenset({"timing_cache"}))
+    frontend = SimpleNamespace(Device=dict, Input=dict, torch2trt=None, __version__="2.14.0", dynamo=SimpleNamespace(
+        convert_exported_program_to_serialized_trt_engine=None))  # fmt: skip
+    gpu = driver.Driver("12.6", (driver.Gpu(0, "NVIDIA Orin", "8.7", 8 << 30),))
+    monkeypatch.setattr(driver, "probe", lambda: gpu)
+    monkeypatch.setattr(flavour, "load", lambda _target: tensorrt)
+    given = {}
+    quantized = small.quantized()
+    monkeypatch.setattr(torch_tensorrt, "checked_program", lambda *_: quantized.program)
+
+    def stop(*arguments):
+        given["arguments"] = arguments[-2 if isinstance(arguments[-1], Watch) else -1]
+        raise BuildError("build: enough.")
+
+    def logged(_watch, level):
+        given["level"] = level
+        return contextlib.nullcontext()
+
+    def calibrator(_tensorrt, own):
+        given["file"] = own.file
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch_tensorrt, "load", lambda _target: (frontend, tensorrt))
+    monkeypatch.setattr(torch_tensorrt, "logged", logged)
+    monkeypatch.setattr(torch2trt, "load", lambda: frontend)
+    monkeypatch.setattr(torch2trt, "DEVICE", "cpu")
+    monkeypatch.setattr(torch2trt, "own_calibrator", calibrator)
+    monkeypatch.setattr(torch2trt, "quantized_module", lambda *_: small.loaded.module)
+    for module in (torch_tensorrt, torch2trt):
+        monkeypatch.setattr(module, "_known", lambda *_: None)
+        monkeypatch.setattr(module, "converted", stop)
+
+    def hand(route, options, **sections):
+        given.clear()
+        wanted = job(route, "tensorrt", build=options, **sections)
+        calibration = None if wanted.calibration is None else native_calibration(wanted, open_calibration(wanted))
+        compiling = (torch_tensorrt if route == "torch_tensorrt" else torch2trt).compile_engine
+        with pytest.raises(BuildError, match=r"^build: enough\.$"):
+            compiling(wanted, small.loaded, quantized, Silent(), calibration)
+        return re.sub(r" at 0x\w+|/tmp/tmp\w+", "", repr(given))
+
+    return hand
+
+
+@pytest.mark.parametrize(("route", "field"), TAKEN)
+def test_what_is_not_refused_reaches_the_frontend(route, field, handed, tmp_path):
+    value, others = LEGAL[field] if route == "torch_tensorrt" and field in LEGAL else TABLE[field][:2]
+    static = {"inputs": {"image": {"shape": [8, 3, 16, 16]}}} if "dla" in (value, *others.values()) else {}
+    sections = {**static, "precision": {"fp16_mode": True}}
+    if "implicit" in (value, *others.values()):
+        data = {"arrays": str(tmp_path / "calibration.npy"), "batch_size": 8}
+        sections = {"precision": {"int8_mode": True}, "calibration": data}
+    without = handed(route, others, **sections)
+    assert handed(route, others, **sections) == without
+    assert handed(route, {field: value, **others}, **sections) != without
 
 
 def test_another_version_of_torch_tensorrt_is_refused():
@@ -266,8 +364,8 @@ def test_allow_torch_fallback_is_torch_tensorrts_alone(tmp_path, capsys, route, 
     ],
 )  # fmt: skip
 def test_what_a_hybrid_cannot_do_is_said_at_plan_time(tmp_path, fields, path, reason):
-    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, **fields})
-    found = [p.text for p in validate(job, here=False, version="10.3") if p.path == f"build.{path}"]
+    asking = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, **fields})
+    found = [p.text for p in validate(asking, here=False, version="10.3") if p.path == f"build.{path}"]
     must = "must be left out with build.allow_torch_fallback"
     assert f"{must} (got {in_words(fields[path])}): {reason}. Remove one of the two." in found
     alone = job_text(tmp_path, "torch_tensorrt", build=fields)
@@ -276,18 +374,18 @@ def test_what_a_hybrid_cannot_do_is_said_at_plan_time(tmp_path, fields, path, re
 
 def test_a_hybrid_is_not_timed_against_an_engine(tmp_path):
     limits = {"cosine_min": 0.9, "speedup_over_fp16_min": 1.2}
-    job = job_text(
+    asking = job_text(
         tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True}, check={"limits": limits, "require": "engine"}
     )
-    found = {p.path: p.text for p in validate(job, here=False, version="11.4")}
+    found = {p.path: p.text for p in validate(asking, here=False, version="11.4")}
     assert found["check.limits.speedup_over_fp16_min"] == (
         "must be left out with build.allow_torch_fallback (got 1.2). It times whole engines: remove one of the two."
     )
 
 
 def test_fallback_alone_is_all_right(tmp_path):
-    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, "optimization_level": 2})
-    assert validate(job, here=False, version="11.4") == ()
+    asking = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, "optimization_level": 2})
+    assert validate(asking, here=False, version="11.4") == ()
 
 
 @pytest.mark.parametrize(
@@ -340,7 +438,7 @@ def test_a_release_that_the_route_works_with_is_not_refused(tmp_path, route, rel
 def test_every_route_of_the_schema_has_its_row_in_each_table():
     routes = set(Build.model_json_schema()["properties"]["route"]["enum"])
     assert set(ROUTES) == set(options.REQUIREMENTS) == set(ROUTE_PACKAGES) == routes
-    assert {f.name for f in dataclasses.fields(options.Support)} == {"field"} | routes - {"onnx"}
+    assert {f.name for f in dataclasses.fields(support.Support)} == {"field"} | routes - {"onnx"}
     abilities = {a.what for a in doctor.examine().abilities}
     assert {r for r in routes if f"build by route {r}" in abilities} == routes - {"onnx"}  # onnx is said by its targets
     assert Job.model_fields["build"].annotation is Build

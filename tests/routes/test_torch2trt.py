@@ -127,9 +127,9 @@ def test_every_argument_is_given_as_the_job_says(double, small):
 def test_on_tensorrt_8_the_workspace_is_the_jobs_or_the_gpus_memory(double, small, monkeypatch):
     double.trt.__version__ = "8.6.1"
     found = flavour.Flavour("tensorrt", double.trt, "8.6.1", flavour.expected("tensorrt", "8.6.1"))
-    given = route.keywords(wanted(), small.loaded, found)
+    given = route.keywords(wanted(), small.loaded, double.package, found)
     assert given["max_workspace_size"] == 8 << 30
-    given = route.keywords(wanted({"workspace": 1 << 20}), small.loaded, found)
+    given = route.keywords(wanted({"workspace": 1 << 20}), small.loaded, double.package, found)
     assert given["max_workspace_size"] == 1 << 20
 
 

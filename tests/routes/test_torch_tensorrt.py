@@ -16,8 +16,9 @@ from models import job, line, tiny
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.routes import frontends, options
+from trtpipe.routes.support import POOL_KEYWORDS, ROUTE_OPTIONS, Taken
 from trtpipe.routes.torch_tensorrt import route
-from trtpipe.trt import driver
+from trtpipe.trt import driver, timing_cache
 from trtpipe.values import DimRange, TensorSpec
 
 try:
@@ -189,8 +190,10 @@ def test_every_keyword_of_the_tables_is_in_the_real_signature(world, tmp_path):
 
     frontend, _ = route.load("tensorrt_rtx")
     have = inspect.signature(frontend.dynamo.convert_exported_program_to_serialized_trt_engine).parameters
-    extra = {"hardware_compatible", "immutable_weights", "refit_identical_engine_weights", "strip_engine_weights"}
-    wanted = {*options.KEYWORDS.values(), *options.POOL_KEYWORDS.values(), *extra, "device", "timing_cache_path"}
+    rows = {row.torch_tensorrt.by for row in ROUTE_OPTIONS if isinstance(row.torch_tensorrt, Taken)}
+    words = {by for by in rows if isinstance(by, str)}
+    made = {"disable_tf32", "hardware_compatible", "immutable_weights", "refit_identical_engine_weights", "device"}
+    wanted = {*words, *POOL_KEYWORDS.values(), *made, "timing_cache_path"}
     assert wanted <= set(have)
 
 
@@ -228,7 +231,7 @@ def test_one_tensor_returned_twice_is_refused(world):
     captured = capture(LoadedModel(module, one.loaded.inputs, outputs, "0" * 64, "test"))
     from trtpipe.model.export import export
 
-    quantized = Quantized(export(captured.graph, one.loaded.inputs), one.loaded.inputs, outputs, (), {})
+    quantized = Quantized(export(captured.graph, one.loaded.inputs), one.loaded.inputs, outputs, (), {}, (), ())
     with pytest.raises(
         BuildError, match=r"^outputs.b: each output must be a tensor of its own .*\(got the tensor of a"
     ):
@@ -275,7 +278,7 @@ def test_a_timing_cache_is_never_the_one_that_all_users_share(world, tmp_path, m
     shared = frontend.dynamo._defaults.TIMING_CACHE_PATH
     own = route.settings(frontend, WithTimingCache(), job("torch_tensorrt", "tensorrt").build, tmp_path / "scratch")
     assert own["timing_cache_path"] == str(tmp_path / "scratch" / "timing") != shared
-    monkeypatch.setattr(route.timing_cache, "file_name", lambda *_: "of-this-gpu.cache")
+    monkeypatch.setattr(timing_cache, "file_name", lambda *_: "of-this-gpu.cache")
     named = job("torch_tensorrt", "tensorrt", build={"timing_cache": str(tmp_path / "kept")}).build
     kept = route.settings(frontend, WithTimingCache(), named, tmp_path / "scratch")
     assert kept["timing_cache_path"] == str(tmp_path / "kept" / "of-this-gpu.cache")

@@ -49,7 +49,7 @@ def bundle_around(path: Path, graph: bytes, given: str, out: str, shape: tuple[i
         Control("w", "zeroed", True, 6), True,
     )  # fmt: skip
     specs = [(TensorSpec(n, "float32", ("N", *a.shape[1:]), BATCH),) for n, a in ((given, x), (out, y))]
-    kept = golden.to_bytes(golden.Golden({given: x}, {out: y}))
+    kept = golden.to_bytes(golden.Golden({given: x}, {out: y}, None, None))
     return shipping.bundle(
         path, extra={GRAPH: graph, GOLDEN: kept}, inputs=specs[0], outputs=specs[1], check=report, preprocessing=None,
         class_names=None,

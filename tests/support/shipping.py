@@ -52,7 +52,7 @@ def graph() -> bytes:
 def golden_data() -> golden.Golden:
     """Four samples and what the classifier has to say, computed in NumPy."""
     images = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
-    return golden.Golden({"image": images}, {"logits": images.mean((2, 3))}, np.arange(4) % 3)
+    return golden.Golden({"image": images}, {"logits": images.mean((2, 3))}, np.arange(4) % 3, None)
 
 
 def manifest(**changes: Any) -> Manifest:

@@ -27,7 +27,7 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 #: What imports a module whose name is made at run time.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval", "entry_points",
            "spec_from_file_location", "reload", "SourceFileLoader", "module_from_spec", "exec_module",
-           "load_module"}  # fmt: skip
+           "load_module", "ImportString", "dictConfig", "compile", "__builtins__"}  # fmt: skip
 #: What writes to a standard stream, by its dotted name.
 STREAMS = re.compile(
     r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
@@ -99,7 +99,7 @@ class Tree:
                     found[where].update(self.targets(node))
                 elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                     continue  # a docstring
-                elif isinstance(node, ast.List | ast.Tuple) and "'-m', 'trtpipe'" in ast.unparse(node):
+                elif is_own_command(node):
                     found["text"].add("trtpipe.cli.main")
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found["text"].update(set(self.named(node.value)) - {name})
@@ -142,10 +142,8 @@ class Tree:
                     yield f"{name} -> {target}"
 
     def by_name(self) -> Iterator[str]:
-        """Modules that import, or pass on, what imports a module by a name."""
-        for name, module in self.modules.items():
-            if any(used(node) & BY_NAME or is_begun(node) for node in ast.walk(module)):
-                yield name
+        """Modules that import a module by a name, or pass on what does."""
+        yield from (name for name, module in self.modules.items() if imports_by_name(module))
 
     def prints(self) -> Iterator[str]:
         """Modules that have to do with the standard streams, but for those of the command line and the examples.
@@ -239,8 +237,45 @@ def used(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.Attribute):
-        return {node.attr} - {"exec", "eval"}
+        return {node.attr} - {"exec", "eval", "compile"}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        return {node.func.attr} & {"exec", "eval"}
     return {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+
+
+def is_own_command(node: ast.AST) -> bool:
+    """Whether an expression is a command line of our program, or a call that is given one."""
+    if isinstance(node, ast.Call):
+        lists = (a.elts for a in node.args if isinstance(a, ast.List | ast.Tuple))
+        return any(ast.unparse(first) == "'trtpipe'" for first, *_ in filter(None, lists))
+    return isinstance(node, ast.List | ast.Tuple) and "'-m', 'trtpipe'" in ast.unparse(node)
+
+
+@functools.cache
+def imports_by_name(module: ast.Module) -> bool:
+    """Whether a module imports, takes or passes on a module by a name, or what does."""
+    return any(used(node) & BY_NAME or is_begun(node) for node in ast.walk(module)) or takes_modules(module)
+
+
+def takes_modules(module: ast.Module) -> bool:
+    """Whether anything is done with `sys.modules` but to ask for its names, to delete one, or to take a module that is
+    named there and is not of our packages."""
+    harmless: set[ast.AST] = set()
+    for node in ast.walk(resolved(module)):
+        match node:
+            case (
+                ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[table])
+                | ast.Call(func=ast.Name("set"), args=[table])
+                | ast.Subscript(value=table, ctx=ast.Del())
+            ):
+                harmless.add(table)
+            case (
+                ast.Subscript(value=table, slice=ast.Constant(str(name)))
+                | ast.Call(func=ast.Attribute(value=table, attr="get"), args=[ast.Constant(str(name)), *_])
+            ) if name.partition(".")[0] not in ("trtpipe", "calib"):
+                harmless.add(table)
+    tables = (n for n in ast.walk(resolved(module)) if isinstance(n, ast.Attribute) and n.attr == "modules")
+    return any(ast.unparse(n) == "sys.modules" for n in tables if n not in harmless)
 
 
 def is_begun(node: ast.AST) -> bool:

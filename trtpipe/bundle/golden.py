@@ -27,8 +27,8 @@ class Golden:
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
-    labels: Array | None = None
-    batch: int | None = None
+    labels: Array | None
+    batch: int | None
 
     @property
     def samples(self) -> int:

@@ -16,11 +16,12 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from calib.files import read_at_most
 from trtpipe.errors import InputError
-from trtpipe.outputs import naming
+from trtpipe.outputs import naming, write_new
 
 #: Where a device keeps the public keys it trusts, unless this variable names another file.
 KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"
@@ -46,24 +47,26 @@ def generate_key(path: Path) -> Path:
         if os.path.lexists(taken):
             raise InputError(f"{taken}: must not exist yet (it does). Choose another name; keys are never overwritten.")
     key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     written: list[Path] = []
     try:
-        for target, mode, content in ((path, 0o600, private), (public_path, 0o644, public)):
+        for target, mode, content in ((path, 0o600, private_pem(key)), (public_path, 0o644, public)):
             with naming(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                write_new(target, content, mode=mode)
                 written.append(target)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
     except OSError:  # half a pair is none, and would be refused to be overwritten
         for target in written:
             target.unlink(missing_ok=True)
         raise
     return public_path
+
+
+def private_pem(key: PrivateKeyTypes) -> bytes:
+    """A private key as it is kept: PEM, PKCS #8, not encrypted."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 @dataclass(frozen=True)

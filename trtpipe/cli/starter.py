@@ -21,7 +21,7 @@ from calib.folders import has_images
 from calib.samples import IMAGE_SUFFIXES, Interpolation
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
-from trtpipe.job.importable import missing
+from trtpipe.job.importable import is_reference, missing
 from trtpipe.job.json_schema import job_schema
 from trtpipe.job.problems import violation
 from trtpipe.job.yamlfile import scalar
@@ -99,8 +99,7 @@ def _source(source: str | None, folder: Path) -> StarterSource:
         )
     if source.startswith("timm:"):
         return _timm(source.removeprefix("timm:"))
-    module, colon, name = source.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+    if not is_reference(source):
         raise InputError(f"--from: {violation('be timm:<model> or package.module:callable', repr(source))}")
     if absent := missing(source, (folder, Path.cwd())):
         raise InputError(f"--from: {violation(*absent)}")

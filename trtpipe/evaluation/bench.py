@@ -122,8 +122,6 @@ def measure_modes(
     rounds: int,
     seconds: float,
     progress: Progress,
-    clock: Callable[[], float] = time.perf_counter,
-    pause: Callable[[float], None] = time.sleep,
 ) -> tuple[tuple[Row, ...], int]:
     """One row for each mode, and how many rounds were timed.
 
@@ -151,13 +149,13 @@ def measure_modes(
             rows.append(row)
             progress.step(k + 1, len(modes), "modes")
         times: dict[int, list[float]] = {k: [] for k in ready}
-        began, done = clock(), -WARM_UP
-        while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
+        began, done = time.perf_counter(), -WARM_UP
+        while ready and done < rounds and (done < FEWEST or time.perf_counter() - began < seconds):
             _listen(progress)
             for k, made in list(ready.items()):
-                pause(PAUSE_S)
+                time.sleep(PAUSE_S)
                 try:
-                    times[k].append(_timed_ms(made, clock))
+                    times[k].append(_timed_ms(made))
                 except Cancelled:
                     raise
                 except Exception as error:  # noqa: BLE001  # the other modes are timed none the less
@@ -165,7 +163,7 @@ def measure_modes(
                     del ready[k], times[k]
             done += 1
             if done == 0:
-                began, times = clock(), {k: [] for k in ready}
+                began, times = time.perf_counter(), {k: [] for k in ready}
             elif done > 0:
                 progress.step(done, rounds, "rounds")
     return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), max(done, 0)
@@ -208,12 +206,12 @@ def _skipped(mode: Mode, error: Exception) -> Row:
     return Row(mode.name, mode.device, skipped=named + text)
 
 
-def _timed_ms(made: Ready, clock: Callable[[], float]) -> float:
+def _timed_ms(made: Ready) -> float:
     if made.ms is not None:
         return made.ms()
-    began = clock()
+    began = time.perf_counter()
     made.run()
-    return (clock() - began) * 1e3
+    return (time.perf_counter() - began) * 1e3
 
 
 def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from calib.files import suffix_of
+from trtpipe.job.importable import is_reference
 from trtpipe.job.sections import Normalize
 from trtpipe.job.yamlfile import KeyPath
 
@@ -53,13 +54,9 @@ def joined_names(names: tuple[str, ...]) -> str:
 
 def named_callable(value: str | None, path: KeyPath) -> Iterator[Broken]:
     """A reference has the form of one."""
-    if value is None:
-        return
-    module, colon, name = value.partition(":")
-    if not colon or not all(p.isidentifier() for p in (*module.split("."), *name.split("."))):
-        hint = ""
-        if not colon and all(p.isidentifier() for p in value.split(".")) and "." in value:
-            hint = f"Did you mean {':'.join(value.rsplit('.', 1))}?"
+    if value is not None and not is_reference(value):
+        dotted = ":".join(value.rsplit(".", 1))
+        hint = f"Did you mean {dotted}?" if ":" not in value and is_reference(dotted) else ""
         yield Broken(path, "be package.module:callable", repr(value), hint)
 
 

@@ -42,6 +42,12 @@ def is_written_as_job(path: Path) -> bool:
     return all(re.search(rf"^{section}\s*:", text, re.MULTILINE) for section in ("model", "inputs", "outputs"))
 
 
+def is_reference(text: str) -> bool:
+    """Whether a text has the form package.module:callable."""
+    module, colon, name = text.partition(":")
+    return colon == ":" and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
 @contextmanager
 def on_path(base: Path | None) -> Iterator[None]:
     """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks.

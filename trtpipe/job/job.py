@@ -113,6 +113,11 @@ class Job(Section):
             raise InputError("calibration: the job has no calibration data. Add calibration.images.")
         return self.calibration
 
+    @property
+    def calibration_images(self) -> str | None:
+        """The folder of images that the job is calibrated with, if it is by images."""
+        return None if self.calibration is None else self.calibration.images
+
     def check_transform(self) -> Transform | None:
         """The transform of the check's images: its own, or calibration's."""
         if self.check.transform is None and self.check.images is not None and self.calibration is not None:

@@ -241,8 +241,8 @@ def _class_names(
         return named, "check.labels", of(len(named))
     if loaded.classes is not None:
         return loaded.classes, "model.factory", of(len(loaded.classes))
-    if job.calibration is not None and job.calibration.images is not None:
-        folders_of_calibration = tuple(class_folders(job.calibration.images))
+    if job.calibration_images is not None:
+        folders_of_calibration = tuple(class_folders(job.calibration_images))
         if len(folders_of_calibration) in columns.values():
             return folders_of_calibration, "calibration.images", len(folders_of_calibration)
     if len(folders) in columns.values():

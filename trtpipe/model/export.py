@@ -28,15 +28,19 @@ if TYPE_CHECKING:
     import torch
 
 
-def example_inputs(inputs: Sequence[TensorSpec], whole: int = 0, *, largest: bool = False) -> tuple[torch.Tensor, ...]:
-    """Zeros of each input's dtype and shape, `whole` in integer and boolean ones; dynamic dimensions: one that is the
-    first of an input is 2 where its range allows, so that export keeps it, others are at their opt, or at their
-    `largest`. A name has one size."""
+def example_sizes(inputs: Sequence[TensorSpec], *, largest: bool = False) -> dict[str, int]:
+    """What dynamic dimensions are made up as, by name: one that is the first of an input is 2 where its range allows,
+    so that export keeps it, others are at their opt, or at their `largest`."""
     first = {spec.shape[0] for spec in inputs if spec.shape}
-    sizes: dict[str, int] = {}
-    for spec in inputs:
-        for name, r in spec.dims.items():
-            sizes[name] = min(max(2, r.min), r.max) if name in first else r.max if largest else r.opt
+    ranges = {name: r for spec in inputs for name, r in spec.dims.items()}
+    return {
+        name: min(max(2, r.min), r.max) if name in first else r.max if largest else r.opt for name, r in ranges.items()
+    }
+
+
+def example_inputs(inputs: Sequence[TensorSpec], whole: int = 0, *, largest: bool = False) -> tuple[torch.Tensor, ...]:
+    """Zeros of each input's dtype and shape at `example_sizes`, `whole` in integer and boolean ones."""
+    sizes = example_sizes(inputs, largest=largest)
     shapes = [[d if isinstance(d, int) else sizes[d] for d in spec.shape] for spec in inputs]
     return tuple(filled(shape, spec.dtype, whole) for shape, spec in zip(shapes, inputs, strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from calib.errors import some_of
 from trtpipe.errors import InputError
-from trtpipe.model.export import filled
+from trtpipe.model.export import example_sizes, filled
 from trtpipe.model.failures import place_of, typed_line
 from trtpipe.values import DimRange, TensorSpec
 
@@ -39,7 +39,7 @@ def output_specs(
         InputError: a dtype that the job declares cannot hold what the model returns, or forward makes weights.
     """
     dims, batch = _dynamic(inputs), inputs[0].shape[0]
-    first = _first_sizes(inputs)
+    first = example_sizes(inputs)
     own = {name for name, _ in module.network.named_parameters()}
     if any(spec.dtype == "uint8" for spec in inputs):
         module.casts_uint8 = False
@@ -79,7 +79,7 @@ def output_specs(
         except InputError:  # the model takes this one batch alone
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
-        _changes(shapes, made_up.shapes({n: r.min for n, r in dims.items()}))
+        _changes(shapes, made_up.shapes({**first, **{n: r.min for n, r in dims.items()}}))
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -137,7 +137,7 @@ class _MadeUp:
         """The inputs, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given."""
         args = []
         for spec in self.inputs:
-            shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
+            shape = [d if isinstance(d, int) else sizes[d] for d in spec.shape]
             args.append(filled([batch or shape[0], *shape[1:]], spec.dtype, self.whole))
         return args
 
@@ -215,16 +215,10 @@ def _dynamic(inputs: Sequence[TensorSpec]) -> dict[str, DimRange]:
     return {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
 
 
-def _first_sizes(inputs: Sequence[TensorSpec]) -> dict[str, int]:
-    """What dynamic dimensions are made up as: a batch of two where it may be, the others at their opt."""
-    batch = inputs[0].shape[0]
-    return {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in _dynamic(inputs).items()}
-
-
 def whole_value(module: Bound, inputs: tuple[TensorSpec, ...]) -> int:
     """What the elements of integer and boolean inputs are made up as: 0, or 1 where the model runs on that alone, as a
     mask of nothing but False leaves an encoder no token, and a length of 0 a recurrent network no step."""
-    sizes = _first_sizes(inputs)
+    sizes = example_sizes(inputs)
     if all(spec.dtype.startswith("float") for spec in inputs) or _runs(_MadeUp(module, inputs), sizes):
         return 0
     return int(_runs(_MadeUp(module, inputs, 1), sizes))
@@ -300,7 +294,9 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         (name, size)
         for s in inputs
         for name, r in s.dims.items()
-        if name != inputs[0].shape[0] and (size := sizes.get(name)) is not None and size not in (r.min, r.opt, r.max)
+        if all(name != i.shape[0] for i in inputs if i.shape)
+        and (size := sizes.get(name)) is not None
+        and size not in (r.min, r.opt, r.max)
     ]
     if between:
         name, size = between[0]

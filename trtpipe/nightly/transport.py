@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from calib.files import read_at_most
-from trtpipe.bundle.signing import MOST_KEY_BYTES
+from trtpipe.bundle.signing import MOST_KEY_BYTES, private_pem
 from trtpipe.errors import InputError, MissingError, first_line
-from trtpipe.outputs import naming
+from trtpipe.outputs import naming, write_new
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -248,13 +248,10 @@ def _write_role(
         .sign(issuer_key, hashes.SHA256())
     )
     folder.mkdir(mode=0o700)
-    private = own.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     pem = serialization.Encoding.PEM
-    _write(folder / KEY, private, 0o600)
-    _write(folder / CERTIFICATE, certificate.public_bytes(pem), 0o644)
-    _write(folder / AUTHORITY, authority.public_bytes(pem), 0o644)
+    write_new(folder / KEY, private_pem(own), mode=0o600)
+    write_new(folder / CERTIFICATE, certificate.public_bytes(pem), mode=0o644)
+    write_new(folder / AUTHORITY, authority.public_bytes(pem), mode=0o644)
 
 
 def _certificate(
@@ -288,9 +285,3 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)

@@ -18,7 +18,7 @@ def required(job: Job) -> dict[str, str]:
         needed["torchao"] = folding(job)
     if job.check.images is not None:
         needed |= dict.fromkeys(IMAGES, "check.images")
-    elif job.calibration is not None and job.calibration.images is not None:
+    elif job.calibration_images is not None:
         needed |= dict.fromkeys(IMAGES, "calibration.images")
     if any(metric.function == "coco_map" for metric in job.check.metrics.values()):
         needed["pycocotools"] = "check.metrics"

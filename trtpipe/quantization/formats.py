@@ -94,9 +94,7 @@ def maxima(table: CalibrationTable) -> dict[str, float]:
     thresholds are all that is known.
     """
     live = {key: seen for key, seen in table.audit.tensors.items() if seen.state != "dead"}
-    return {
-        key: max(abs(live[key].low), abs(live[key].high)) if key in live else amax for key, amax in table.amax.items()
-    }
+    return {key: live[key].max if key in live else amax for key, amax in table.amax.items()}
 
 
 def check_complete(amax: Mapping[str, float], keys: Iterable[str]) -> None:

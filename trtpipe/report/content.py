@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,10 +75,10 @@ class ReportContent:
 
     manifest: Manifest
     sizes: Mapping[str, int]
-    compared: ComparedOutputs | None = None
-    table: CalibrationTable | None = None
-    scales: Mapping[str, str] = field(default_factory=dict)
-    sensitivity: Mapping[str, float] = field(default_factory=dict)
-    latencies_ms: Sequence[float] = ()
-    bench: Bench | None = None
-    measured_on: str = ""
+    compared: ComparedOutputs | None
+    table: CalibrationTable | None
+    scales: Mapping[str, str]
+    sensitivity: Mapping[str, float]
+    latencies_ms: Sequence[float]
+    bench: Bench | None
+    measured_on: str

@@ -295,7 +295,7 @@ def tensor_cards(table: CalibrationTable, unclipped: Collection[str]) -> list[Te
     """
     cards = []
     for key, seen in table.audit.tensors.items():
-        exact, highest = key in unclipped, max(abs(seen.low), abs(seen.high))
+        exact, highest = key in unclipped, seen.max
         audit = seen.model_copy(update=_EXACT) if exact else seen
         amax = highest or table.amax[key] if exact else table.amax[key]
         flags: list[str] = [] if audit.state == "live" else [audit.state]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtpipe.onnx_format import QDQ
+
 if TYPE_CHECKING:
     import onnx
 
@@ -35,7 +37,7 @@ def with_float_scales(model: bytes) -> bytes:
     widened: dict[str, onnx.TensorProto] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        scale = node.input[1] if node.op_type in ("QuantizeLinear", "DequantizeLinear") else ""
+        scale = node.input[1] if node.op_type in QDQ else ""
         if scale not in halves:
             nodes.append(node)
             continue

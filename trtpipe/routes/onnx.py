@@ -19,6 +19,7 @@ from trtpipe.model import torch_versions
 from trtpipe.model.export import example_inputs, export
 from trtpipe.model.failures import typed_line
 from trtpipe.model.onnx.names import scopes_of
+from trtpipe.onnx_format import QDQ
 from trtpipe.progress import Progress
 from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
 from trtpipe.routes.exact_rules import exact_rules
@@ -308,7 +309,7 @@ def _rename(model: Model) -> None:
             return None
         path = CALL_SUFFIX.sub("", scopes[-2]).removeprefix(INNER + ".")
         path = "" if path == INNER else path
-        return path or (None if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") else "")
+        return path or (None if node.op_type in (*QDQ, "Cast") else "")
 
     seen: dict[str, int] = {}
     for node in model.graph.all_nodes():

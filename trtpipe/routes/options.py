@@ -1,21 +1,20 @@
 """What the routes torch_tensorrt and torch2trt can honour of a job, judged at plan time; nothing heavy is imported.
 
-`ROUTE_OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` adds to `trt.options`,
-which knows what the TensorRT itself can do: here is what the frontend in front of it can pass on.
+`refusals` adds to `trt.options`, which knows what the TensorRT itself can do: here is what the frontend in front of it
+can pass on, by the rows of `routes.support`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.packages import TORCH_TENSORRT, install_command
+from trtpipe.routes.support import ROUTE_OPTIONS
 from trtpipe.trt.options import asked, in_words, needs_driver
 from trtpipe.values import Route
 from trtpipe.version_numbers import parse_version
@@ -71,23 +70,6 @@ def needs_gpu(build: Build) -> tuple[str, ...]:
     return ("build.route",) if REQUIREMENTS[build.route].gpu else needs_driver(build, build.target)
 
 
-#: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
-KEYWORDS: Mapping[str, str] = {
-    "workspace": "workspace_size",
-    "optimization_level": "optimization_level",
-    "tiling_optimization_level": "tiling_optimization_level",
-    "l2_limit_for_tiling": "l2_limit_for_tiling",
-    "avg_timing_iterations": "num_avg_timing_iters",
-    "max_aux_streams": "max_aux_streams",
-    "sparse_weights": "sparse_weights",
-    "version_compatible": "version_compatible",
-    "weight_streaming": "enable_weight_streaming",
-}
-POOL_KEYWORDS: Mapping[str, str] = {
-    "dla_managed_sram": "dla_sram_size",
-    "dla_local_dram": "dla_local_dram_size",
-    "dla_global_dram": "dla_global_dram_size",
-}
 #: What build.allow_torch_fallback cannot go with, and why.
 WHOLE_ONLY: Mapping[str, str] = {
     "strip_plan": "the weights of a hybrid module are in several engines, and no graph gives them back",
@@ -96,108 +78,6 @@ WHOLE_ONLY: Mapping[str, str] = {
 }
 #: What torch2trt can give its bindings.
 TORCH2TRT_DTYPES = ("float32", "float16")
-
-#: A refusal: (what must hold, next step), or None where the value can be honoured.
-Rule = Callable[[Any, JsonObject], tuple[str, str] | None]
-
-
-@dataclass(frozen=True)
-class Support:
-    """How each route but onnx takes one field of `BuildOptions`; a rule sees its value and all that was asked for."""
-
-    field: str
-    torch_tensorrt: Rule
-    torch2trt: Rule
-
-
-def _taken(_value: Any, _asked: JsonObject) -> None:
-    return None
-
-
-def _none(step: str = "Leave it out, or use build.route onnx.") -> Rule:
-    return lambda _value, _asked: ("must not be set", step)
-
-
-def _only(*legal: str, step: str = "") -> Rule:
-    """Values among `legal` are taken."""
-    text = f"must be {' or '.join(legal)}"
-    return lambda value, _asked: None if value in legal else (text, step or f"Use {legal[-1]}, or build.route onnx.")
-
-
-def _pools(value: Any, wanted: JsonObject) -> tuple[str, str] | None:
-    legal = ", ".join(POOL_KEYWORDS)
-    if other := [p for p in value if p not in POOL_KEYWORDS]:
-        return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
-    return _dla_core(value, wanted)
-
-
-def _version_compatible(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
-    if "exclude_lean_runtime" in wanted:
-        return None
-    return (
-        "must go with build.exclude_lean_runtime, which Torch-TensorRT always sets",
-        "Set both, or use build.route onnx.",
-    )
-
-
-def _strip(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
-    if wanted.get("refit") in ("all", "identical"):
-        return None
-    return "must go with build.refit all or identical", "Set build.refit, or use build.route onnx."
-
-
-def _dla_core(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
-    if wanted.get("default_device_type") == "dla":
-        return None
-    return "must go with build.default_device_type dla", "Set it, or leave this out."
-
-
-_PORTABLE = "Leave it out for a portable engine, or use build.route onnx."
-_EXPLICIT = "Torch-TensorRT has had no calibrators since 2.9: use explicit."
-_VERBOSITY = "Use layer_names_only, or build.route onnx."
-
-ROUTE_OPTIONS: tuple[Support, ...] = (
-    Support("compute_capability", _none(_PORTABLE), _none()),
-    Support("platform", _taken, _taken),
-    Support("quantization", _only("explicit", step=_EXPLICIT), _taken),
-    Support("calibration_cache", _none("Leave it out: Torch-TensorRT has no calibrators."), _taken),
-    Support("profiles", _taken, _none("Give one range under inputs, or use build.route onnx.")),
-    Support("workspace", _taken, _taken),
-    Support("memory_pools", _pools, _none()),
-    Support("optimization_level", _taken, _none()),
-    Support("tiling_optimization_level", _taken, _none()),
-    Support("l2_limit_for_tiling", _taken, _none()),
-    Support("max_num_tactics", _none(), _none()),
-    Support("avg_timing_iterations", _taken, _taken),
-    Support("max_aux_streams", _taken, _none()),
-    Support("tactic_sources", _none(), _none()),
-    Support("timing_cache", _taken, _none()),
-    Support("editable_timing_cache", _none(), _none()),
-    Support("error_on_timing_cache_miss", _none(), _none()),
-    Support(
-        "profiling_verbosity", _only("layer_names_only", step=_VERBOSITY), _only("layer_names_only", step=_VERBOSITY)
-    ),
-    Support("log_level", _taken, _taken),
-    Support("tf32", _taken, _none()),
-    Support("sparse_weights", _taken, _none()),
-    Support("strict_nans", _none(), _none()),
-    Support("direct_io", _none(), _none()),
-    Support("tensor_formats", _none(), _none()),
-    Support("hardware_compatibility", _only("ampere_plus"), _none()),
-    Support("version_compatible", _version_compatible, _none()),
-    Support("exclude_lean_runtime", _taken, _none()),
-    Support("runtime_platform", _none(), _none()),
-    Support("strip_plan", _strip, _none()),
-    Support("refit", _only("all", "identical"), _none()),
-    Support("weight_streaming", _taken, _none()),
-    Support("default_device_type", _taken, _taken),
-    Support("dla_core", _dla_core, _dla_core),
-    Support("gpu_fallback", _dla_core, _dla_core),
-    Support("device_types", _none("Use build.default_device_type, or build.route onnx."), _taken),
-    Support(
-        "plugins", _none("Torch-TensorRT has converters for plugins in their place: use build.route onnx."), _none()
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -237,8 +117,7 @@ def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple
     for support in ROUTE_OPTIONS:
         if support.field not in wanted:
             continue
-        rule: Rule = getattr(support, route)
-        if refusal := rule(wanted[support.field], wanted):
+        if refusal := getattr(support, route).rule(wanted[support.field], wanted):
             must, step = refusal
             yield f"build.{support.field}", f"{must} on route {route} (got {in_words(wanted[support.field])}). {step}"
         elif build.allow_torch_fallback and support.field in WHOLE_ONLY:

@@ -97,10 +97,9 @@ def audit_lines(table: CalibrationTable) -> list[str]:
         f"{'tensor':<{width}} {'amax':>10} {'seen up to':>10} {'clipped':>8} {'SQNR dB':>8} {'halves':>7}",
     ]
     for key, seen in audit.tensors.items():
-        most = max(abs(seen.low), abs(seen.high))
         sqnr = "" if seen.sqnr_db is None else f"{seen.sqnr_db:.1f}"
         halves = "" if seen.stability is None else f"{100 * seen.stability:.1f} %"
         state = "" if seen.state == "live" else f" {seen.state}"
-        figures = f"{table.amax[key]:>10.4g} {most:>10.4g} {100 * seen.clipped:>6.2f} % {sqnr:>8} {halves:>7}"
+        figures = f"{table.amax[key]:>10.4g} {seen.max:>10.4g} {100 * seen.clipped:>6.2f} % {sqnr:>8} {halves:>7}"
         lines.append(f"{key:<{width}} {figures}{state}")
     return [*lines, *(f"warning: {w}" for w in (*audit.warnings, *copies(table.samples)))]

@@ -8,16 +8,13 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.model.onnx.values import MOST_NUMBERS
-from trtpipe.onnx_format import ONNX_DOMAINS
+from trtpipe.onnx_format import ONNX_DOMAINS, QDQ
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import onnx
     import onnx_ir as ir
-
-#: A weight's codes stay what the file has, and its scale with them.
-_KEPT = ("QuantizeLinear", "DequantizeLinear")
 
 
 def without_copies(model: ir.Model) -> None:
@@ -94,7 +91,7 @@ def fold_constants(model: ir.Model, operators: Collection[str]) -> None:
 
     graph, version = model.graph, model.opset_imports.get("", 0)
     for node in list(graph):
-        known = node.domain in ONNX_DOMAINS and node.op_type in operators and node.op_type not in _KEPT
+        known = node.domain in ONNX_DOMAINS and node.op_type in operators and node.op_type not in QDQ
         read = {str(v.name): v for v in node.inputs if v is not None}
         if not known or not read or not all(_is_small(v) for v in read.values()):
             continue

@@ -18,7 +18,7 @@ from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED_OPERATORS, module_path, unmade
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
-from trtpipe.onnx_format import ONNX_DOMAINS
+from trtpipe.onnx_format import ONNX_DOMAINS, QDQ
 from trtpipe.values import BINDING_DTYPES
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
     """
     model = opened(path)
     cut = take_outputs(model, outputs)
-    _require_known(model.graph, operators | {"QuantizeLinear", "DequantizeLinear"})
+    _require_known(model.graph, operators | {*QDQ})
     fold_constants(model, operators)
     quantized = any(node.op_type == "DequantizeLinear" for node in model.graph)
     marks, notes = take_qdq_off(model, any_scales=recalibrate)

@@ -184,8 +184,8 @@ class Survey:
                     parts[f"onnx data {name}"] = self._content(key, str(Path(value).parent / name))
             elif key not in WITHOUT_EFFECT:
                 parts[f"job {key}"] = as_part(value)
-        if job.calibration is not None and job.calibration.images is not None:
-            parts["calibration classes"] = json_digest([*class_folders(job.calibration.images)])
+        if job.calibration_images is not None:
+            parts["calibration classes"] = json_digest([*class_folders(job.calibration_images)])
         for option, target in job.callables.items():
             prefix = "" if option == "model.factory" else f"{option.partition('.')[0]} "
             for module, digest in self.sources(target.partition(":")[0], folder).items():

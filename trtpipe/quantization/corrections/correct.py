@@ -313,7 +313,7 @@ class _Corrector:
 
     def _thresholds(self) -> ThresholdSearch:
         table = self._table
-        most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
+        most = {k: max(t.max, table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         captured, samples = self._placed(), self._samples
         return ThresholdSearch(

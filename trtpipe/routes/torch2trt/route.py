@@ -27,7 +27,7 @@ from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.globs import matching
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
-from trtpipe.routes import options
+from trtpipe.routes import options, support
 from trtpipe.routes.frontends import graph_of, require_gpu
 from trtpipe.routes.torch2trt.calibrator import INSTALL, Unread, own_calibrator
 from trtpipe.trt import driver, flavour, plan
@@ -97,7 +97,7 @@ def compile_engine(
     if refused := options.job_refusals(job, tensorrt.version):
         raise InputError("\n".join(message for _, message in refused))
     frontend = load()
-    arguments = keywords(job, loaded, tensorrt)
+    arguments = keywords(job, loaded, frontend, tensorrt)
     _known(frontend.torch2trt, {**arguments, "device_types": {}})
     explicit = job.places_int8
     held: list[object] = []
@@ -235,40 +235,33 @@ def made_from(loaded: LoadedModel) -> dict[str, str]:
     return {"weights": loaded.weights_digest, "model": loaded.source, "torch2trt": release}
 
 
-def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonObject:
+def keywords(job: Job, loaded: LoadedModel, frontend: ModuleType, tensorrt: flavour.Flavour) -> JsonObject:
     """Every argument of torch2trt that a job decides, each one given: several of its defaults are not what they seem.
 
     `gpu_fallback` is on by default, the workspace is 32 MiB on TensorRT 8, and the calibration algorithm depends on a
     comparison of version strings. With explicit INT8 the modes are off: under `int8_mode` torch2trt calibrates, under
     both its converters give some layers a precision, and the flags are set where Q/DQ are written.
     """
-    trt, build = tensorrt.module, job.build
     explicit = job.places_int8
     implicit = job.precision.int8_mode and not explicit
-    dla = build.default_device_type == "dla"
     made: JsonObject = {
         "input_names": [s.name for s in loaded.inputs],
         "output_names": [s.name for s in loaded.outputs],
-        "log_level": getattr(trt.Logger, build.log_level.upper()),
         "fp16_mode": job.precision.fp16_mode and not explicit,
         "int8_mode": implicit,
         "keep_network": True,
-        "use_onnx": build.use_onnx,
-        "default_device_type": trt.DeviceType.DLA if dla else trt.DeviceType.GPU,
-        "dla_core": build.dla_core or 0,
-        "gpu_fallback": build.gpu_fallback,
+        "use_onnx": job.build.use_onnx,
         "min_shapes": [s.at("min") for s in loaded.inputs],
         "opt_shapes": [s.at("opt") for s in loaded.inputs],
         "max_shapes": [s.at("max") for s in loaded.inputs],
     }
-    if build.avg_timing_iterations is not None:
-        made["avg_timing_iterations"] = build.avg_timing_iterations
     if parse_version(tensorrt.version) < (10,):
-        made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
+        made["max_workspace_size"] = driver.probe().devices[0].memory_bytes
+    made |= support.keywords("torch2trt", job.build, frontend, tensorrt)
     if implicit:
         assert job.calibration is not None
         algorithm = AUTO_BASE if job.calibration.algorithm == "auto" else job.calibration.algorithm
-        made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, ALGO_TYPES[algorithm])
+        made["int8_calib_algorithm"] = getattr(tensorrt.module.CalibrationAlgoType, ALGO_TYPES[algorithm])
         made["int8_calib_dataset"] = Unread()
     return made
 

@@ -22,12 +22,12 @@ from trtpipe.model.export import export
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.packages import TORCH_TENSORRT, install_command
 from trtpipe.progress import Progress
-from trtpipe.routes import options
+from trtpipe.routes import options, support
 from trtpipe.routes.frontends import graph_of, require_gpu
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, ROUTE_NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
-from trtpipe.trt import driver, flavour, formats, plan, timing_cache
+from trtpipe.trt import flavour, formats, plan
 from trtpipe.trt.monitor import Watch
 from trtpipe.trt.options import asked
 from trtpipe.values import Engine, Fallback, LoadedModel, Quantized, TensorSpec, computed_in
@@ -217,27 +217,10 @@ def settings(frontend: ModuleType, tensorrt: flavour.Flavour, build: Build, scra
     Raises:
         InputError: this version of Torch-TensorRT does not have an argument that the job needs.
     """
-    requested = asked(build)
-    made: JsonObject = {"require_full_compilation": True, "disable_tf32": not build.tf32}
-    for field, keyword in options.KEYWORDS.items():
-        if field in requested:
-            made[keyword] = requested[field]
-    if "hardware_compatibility" in requested:
-        made["hardware_compatible"] = True
-    if build.refit != "none":
-        made |= {"immutable_weights": False, "refit_identical_engine_weights": build.refit == "identical"}
-        made["strip_engine_weights"] = build.strip_plan
-    for pool, keyword in options.POOL_KEYWORDS.items():
-        if pool in build.memory_pools:
-            made[keyword] = build.memory_pools[pool]
-    if build.default_device_type == "dla":
-        made["device"] = frontend.Device(dla_core=build.dla_core or 0, allow_gpu_fallback=build.gpu_fallback)
+    made: JsonObject = {"require_full_compilation": True}
     if tensorrt.has("timing_cache"):
-        folder, name = scratch, "timing"
-        if build.timing_cache is not None:
-            here = driver.probe()
-            folder, name = Path(build.timing_cache), timing_cache.file_name(tensorrt, here, here.devices[0])
-        made["timing_cache_path"] = str(folder / name)
+        made["timing_cache_path"] = str(scratch / "timing")
+    made |= support.keywords("torch_tensorrt", build, frontend, tensorrt)
     _known(frontend.dynamo.convert_exported_program_to_serialized_trt_engine, made, frontend.__version__)
     return made
 
