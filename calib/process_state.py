@@ -57,6 +57,18 @@ def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterato
                 note(f"the job's code {state.changed.format(now=now, before=value)}")
 
 
+def _folder() -> str:
+    """The current folder; empty where it is gone."""
+    with suppress(FileNotFoundError):
+        return os.getcwd()
+    return ""
+
+
+def _go_to(folder: str) -> None:
+    if folder:
+        os.chdir(folder)
+
+
 def _set_streams(streams: tuple[Any, ...]) -> None:
     sys.stdout, sys.stderr = streams
 
@@ -132,6 +144,11 @@ def _dtype() -> str:
     return "float32" if (torch := _torch()) is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
+def _set_dtype(name: str) -> None:
+    if (torch := _torch()) is not None:
+        torch.set_default_dtype(getattr(torch, name))
+
+
 def _device() -> str:
     return "cpu" if (torch := _torch()) is None else str(torch.get_default_device())
 
@@ -150,13 +167,15 @@ def _set_autocast(devices: tuple[str, ...]) -> None:
 
 @contextmanager
 def as_it_begins() -> Iterator[None]:
-    """Within the block what the caller has set counts for nothing: NumPy's error handling and torch's autocast are as a
-    process begins with them, and standard streams that are None (a service, pythonw) go nowhere."""
-    errors, devices, streams = _errors(), _autocast(), (sys.stdout, sys.stderr)
+    """Within the block what the caller has set counts for nothing: NumPy's error handling, torch's autocast and its
+    default dtype are as a process begins with them, and standard streams that are None (a service, pythonw) go nowhere.
+    """
+    errors, devices, dtype, streams = _errors(), _autocast(), _dtype(), (sys.stdout, sys.stderr)
     numpy = imported("numpy")
     if numpy is not None:
         _set_errors(_NUMPY_DEFAULTS)
     _set_autocast(())
+    _set_dtype("float32")
     try:
         with open(os.devnull, "w") as nowhere:
             _set_streams(tuple(stream or nowhere for stream in streams))
@@ -166,12 +185,13 @@ def as_it_begins() -> Iterator[None]:
         if numpy is not None:
             _set_errors(errors)
         _set_autocast(devices)
+        _set_dtype(dtype)
 
 
 _AUTOCAST = ("cpu", "cuda")
 _NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("under", "ignore"))
 _STATES = (
-    _ProcessSetting("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
+    _ProcessSetting("went to the folder {now}; back to {before}", _folder, _go_to),
     _ProcessSetting("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
     _ProcessSetting(
         "closed sys.stdout or sys.stderr; opened again",
@@ -191,7 +211,7 @@ _STATES = (
     _ProcessSetting(
         "set torch's default dtype to {now}; back to {before}",
         _dtype,
-        lambda name: _torch().set_default_dtype(getattr(_torch(), name)),
+        _set_dtype,
     ),
     _ProcessSetting(
         "set torch's default device to {now}; back to {before}",

@@ -20,7 +20,7 @@ from PIL import Image
 
 import trtpipe
 from calib.data import open_source
-from calib.process_state import imported
+from calib.process_state import imported, put_back
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from calib.user_code import _noted
 from trtpipe.pipeline.prepared import Stages
@@ -236,13 +236,32 @@ def test_what_the_caller_has_set_counts_for_nothing(tmp_path: Path) -> None:
     """A build within `torch.autocast`, and where NumPy raises: the job says what is computed, and how."""
     job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m")
     plain = trtpipe.build(job, tmp_path / "plain")
-    with np.errstate(all="raise"), torch.autocast("cpu", torch.bfloat16):
-        made = trtpipe.build(job, tmp_path / "out")
-        assert trtpipe.check(made.bundle, graph=True).passed
-        assert torch.is_autocast_enabled("cpu")
-        assert set(np.geterr().values()) == {"raise"}
+    torch.set_default_dtype(torch.float64)
+    try:
+        with np.errstate(all="raise"), torch.autocast("cpu", torch.bfloat16):
+            made = trtpipe.build(job, tmp_path / "out")
+            assert trtpipe.check(made.bundle, graph=True).passed
+            assert torch.is_autocast_enabled("cpu")
+            assert set(np.geterr().values()) == {"raise"}
+            assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert made.report.metrics == plain.report.metrics
     assert made.bundle.manifest.fingerprint == plain.bundle.manifest.fingerprint
+
+
+def test_a_folder_that_is_gone_is_none_to_go_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trtpipe.build` with paths that are all absolute ended in a FileNotFoundError without one."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    notes: list[str] = []
+    with put_back(notes.append):
+        pass
+    assert notes == []
+    with put_back(notes.append):
+        os.chdir(tmp_path)
+    assert len(notes) == 1
 
 
 def test_a_program_without_standard_streams_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

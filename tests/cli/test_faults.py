@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -268,6 +269,16 @@ def test_standard_output_that_is_full(given: Path, capfd: pytest.CaptureFixture[
             full.close()
         error = capfd.readouterr().err
         assert error == "standard output: no space left on the disk. Free some space, or choose another place.\n"
+
+
+@pytest.mark.parametrize("arguments", [["build", "absent.yaml"], ["build", "--absent"], ["verify", "absent"]])
+def test_standard_error_that_is_full_leaves_the_exit_code(arguments: list[str]) -> None:
+    """1 would be that of a failed check."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-P", "-m", "trtpipe", *arguments], stderr=full, check=False)
+    assert done.returncode == 2
 
 
 def test_what_is_no_file_is_written_to_as_it_is(given: Path, tmp_path: Path) -> None:

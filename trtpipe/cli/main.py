@@ -156,7 +156,8 @@ def _run(argv: Sequence[str] | None) -> ExitCode:
     except click.exceptions.Exit as end:
         return ExitCode(end.exit_code)
     except click.ClickException as error:
-        error.show(file=sys.stderr)
+        with suppress(OSError):  # the code says it too, where standard error itself cannot be written
+            error.show(file=sys.stderr)
         return _said(settings, error.format_message(), InputError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", Cancelled.exit_code)
@@ -183,12 +184,14 @@ def _unexpected(settings: Settings, error: BaseException) -> ExitCode:
             said = str(shown) if str(shown).startswith("interrupted") else f"interrupted: {shown}"
             return _failed(settings, said, shown.exit_code)
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
-    traceback.print_exception(error)
+    with suppress(OSError):
+        traceback.print_exception(error)
     return _failed(settings, console.A_BUG, BUG)
 
 
 def _failed(settings: Settings, message: str, code: ExitCode, problems: Sequence[Problem] = ()) -> ExitCode:
-    console.err(message)
+    with suppress(OSError):
+        console.err(message)
     return _said(settings, message, code, problems)
 
 

@@ -22,6 +22,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
 from trtpipe.job.sections import FROM_TORCHSCRIPT
+from trtpipe.model.hooks import require_no_hooks_for_all
 from trtpipe.model.output_specs import output_specs
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
@@ -60,6 +61,7 @@ def load_model(job: Job, note: Callable[[str], None] = _LOG.warning) -> LoadedMo
     module = bind(network, inputs, normalize, tuple(job.outputs), nested=nested)
     digest = weights_digest(network)
     outputs, said = output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
+    require_no_hooks_for_all()
     own = getattr(network, "classes", None)
     kind: ModelKind = "onnx" if job.model.onnx else "program" if job.model.program else "eager"
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 #: Receives the kind of an event (`start`, `stage`, `note`) and its text.
 Say = Callable[[str, str], None]
 
+#: Seconds that a worker has for closing once it is to end.
+CLOSE_S = 10
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
 
@@ -187,8 +189,12 @@ def serve(
             heartbeat_interval="1s",
         )
         worker.trtpipe_jobs = jobs
-        async with worker:
+        await worker
+        try:
             await worker.finished()
+        finally:  # interrupted while it closes for its scheduler's end, Dask waits for what nobody does any more
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(worker.close(), CLOSE_S)
 
     try:
         asyncio.run(live())

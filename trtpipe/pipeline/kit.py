@@ -66,6 +66,7 @@ def write_kit(
     out: Path,
     reporter: Reporter,
     *,
+    sign: Sign | None = None,
     release: str | None = None,
     diagnose_seconds: float = DIAGNOSE_SECONDS,
 ) -> Built:
@@ -75,6 +76,7 @@ def write_kit(
         job: of route onnx.
         out: the folder that the kit goes to.
         reporter: receives the stages.
+        sign: signs the kit's manifest, unless the check failed.
         diagnose_seconds: as of `build`.
         release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
@@ -121,7 +123,7 @@ def write_kit(
             calibration = extra.pop(CALIBRATION, None)
             data = golden_data(job, prepared, prepared.check_source.sample_count)
             contents = kit_contents(manifest, graph, data, calibration, extra)
-            return write_bundle(out / job.name, *contents)
+            return write_bundle(out / job.name, *contents, sign=sign)
 
     kit = written(report)
     if diagnosis_wanted(job, report, diagnose_seconds, always=False):
