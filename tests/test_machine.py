@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trtpipe import machine
-from trtpipe.machine import MUCH, Heap, available_bytes, private_bytes, usable_cores
+from trtpipe.machine import MUCH, Heap, available_bytes, how_ended, private_bytes, usable_cores
 
 
 def test_the_cores_of_a_process_are_those_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +102,11 @@ def test_cycles_are_searched_where_they_may_hold_much(garbage: bool, monkeypatch
         assert (held() is None) is garbage
     finally:
         gc.enable()
+
+
+def test_how_every_signal_ended_a_process_is_said() -> None:
+    """Those from 34 to 63 have no name; `ValueError` left exit code 1, that of a failed check."""
+    said = [how_ended(-n) for n in range(1, 65)]
+    assert {said[8], said[14], said[39]} == {"SIGKILL", "SIGTERM", "signal 40"}
+    assert len(set(said)) == 64
+    assert how_ended(3) == "exit code 3"

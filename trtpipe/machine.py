@@ -19,8 +19,11 @@ def usable_cores() -> int:
 
 
 def how_ended(code: int) -> str:
-    """What ended a process, by its exit code, which is negative for a signal: `SIGKILL`, or `exit code 3`."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    """What ended a process, by its exit code, which is negative for a signal: `SIGKILL`, `signal 40` of those that have
+    no name, or `exit code 3`."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def available_bytes() -> int | None:

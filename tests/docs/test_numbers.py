@@ -12,15 +12,18 @@ from trtpipe import import_errors, outputs
 from trtpipe.bundle import format as bundle_format
 from trtpipe.bundle import manifest
 from trtpipe.evaluation import intervals, standard
+from trtpipe.job import rules
 from trtpipe.model import corners
 from trtpipe.model.onnx import reading
 from trtpipe.nightly import fleet, regressions, transport
 from trtpipe.pipeline.cache import store
-from trtpipe.quantization import diagnose, payoff, policy, precision, search
+from trtpipe.quantization import diagnose, formats, payoff, policy, precision, search
 from trtpipe.quantization.corrections import correct, guard, samples
 from trtpipe.routes import narrow_onnx
 from trtpipe.routes.torch_tensorrt import partition
 from trtpipe.runtime import executor, recheck
+from trtpipe.trt import formats as trt_formats
+from trtpipe.trt import platforms
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -52,7 +55,7 @@ QUOTED = [
     ("calibration", f"Of the first {samples.MOST_SAMPLES} calibration samples"),
     ("calibration", f"need more than {samples._MOST_BYTES >> 30} GB)"),
     ("calibration", f"A step that gains less than\n{guard.LEAST_GAIN_DB} dB"),
-    ("calibration", f"where they do not on {correct.MORE_JUDGES} of those to fit"),
+    ("calibration", f"where they lose as much on {correct.MORE_JUDGES} of those to fit"),
     ("calibration", f"up to {correct.MORE_JUDGES} samples of each half of the {samples.MOST_SAMPLES}"),
     ("calibration", f"fewer than {correct.ENOUGH_VALUES:,} values were seen"),
     ("calibration", f"With fewer than {samples.LEAST_SAMPLES} samples that differ"),
@@ -63,6 +66,10 @@ QUOTED = [
     ("formats", f"at least {search.HALF_MARGIN_DB:.0f} dB\nbetter at the module's own output"),
     ("formats", f"are over FP16's {precision.FP16_MAX:.0f}"),
     ("formats", f"The ONNX files are of opset {narrow_onnx.OPSET}"),
+    ("job-file", "in blocks of " + " or ".join(map(str, formats.INT4.blocks)) + " (int4), "
+     f"{trt_formats.NVFP4_BLOCK} (nvfp4)"),
+    ("job-file", f"powers of 2 from {rules._LEAST_DLA_POOL} on"),
+    ("job-file", f"from compute capability {platforms.OLDEST_PORTABLE} on"),
     ("nightly", f"`--cache-size {store.DEFAULT_LIMIT_BYTES // 10**9}GB` is held"),
     ("nightly", f"valid for {transport.VALID_DAYS} days"),
     ("nightly", f"after {WORDS[fleet.MOST_STARTS]} lost workers it is given up"),

@@ -18,6 +18,7 @@ from contextlib import suppress
 from trtpipe.cli import console
 from trtpipe.cli.interrupts import STOPPING, end_with
 from trtpipe.errors import Cancelled, ExitCode, InputError
+from trtpipe.machine import how_ended
 
 #: Whoever ends the command by one of these knows it.
 _ASKED_FOR = frozenset({*STOPPING, signal.SIGQUIT, signal.SIGPIPE})
@@ -102,13 +103,13 @@ def _judged(ended: int, reached: bytes, *, stopped: bool) -> ExitCode:
     `stopped`: it had been asked to stop. A library that crashes then, crashes because an exception struck it.
     """
     if ended < 0:
-        number = signal.Signals(-ended)
+        number = -ended
         if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
             return ExitCode(reached[0])
         if number in STOPPING:  # before the command could answer it, or once more after it had
             return Cancelled.exit_code
         if stopped and number not in _ASKED_FOR:
-            _say(f"interrupted: the process was ended by {number.name} while it stopped.", Cancelled.exit_code)
+            _say(f"interrupted: the process was ended by {how_ended(ended)} while it stopped.", Cancelled.exit_code)
             return Cancelled.exit_code
         message, code = early_end(ended)
         if number not in _ASKED_FOR:
@@ -128,8 +129,7 @@ def early_end(ended: int) -> tuple[str, ExitCode]:
         ended: its exit code, negative when a signal ended it.
     """
     if ended < 0:
-        number = signal.Signals(-ended)
-        return f"the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", ExitCode(128 - ended)
+        return f"the process was ended by {how_ended(ended)}. {_CAUSES.get(-ended, _CRASHED)}", ExitCode(128 - ended)
     return (
         f"the process ended before the command did (exit code {ended}): code of the job, or a library, called "
         "os._exit, exec or exit(). Take that call out.",
@@ -138,7 +138,9 @@ def early_end(ended: int) -> tuple[str, ExitCode]:
 
 
 _CRASHED = "A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see where."
-_CAUSES = {signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or --workers."}
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or --workers."
+}
 
 
 def _say(message: str, code: ExitCode) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from calib.files import read_regular
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.machine import how_ended
 from trtpipe.packages import broken, pip_install, present
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
@@ -182,6 +182,6 @@ def _require_optimizable(model: bytes, optimization: Optimization) -> None:
     code = subprocess.run(command, input=model, capture_output=True, check=False).returncode
     if code < 0:
         raise BuildError(
-            f"graph: ONNX Runtime crashes as it optimizes it ({signal.Signals(-code).name}). Build it in another "
+            f"graph: ONNX Runtime crashes as it optimizes it ({how_ended(code)}). Build it in another "
             "precision, or install another release of onnxruntime."
         )
