@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -266,8 +267,8 @@ def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch:
             sweep.Sweep, "_errors", lambda self, place, *a: torch.full(place.wanted[0].shape[1:2], next(errors))
         )
     else:
-        biases = stage._biases
-        monkeypatch.setattr(stage, "_biases", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})
+        biases = sweep.Fitted.bias_arrays
+        monkeypatch.setattr(sweep.Fitted, "bias_arrays", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})
     _, plain, table, _ = made(uneven(), tmp_path, (step,))
     steps = {s.name: s.kept for s in table.corrections.steps}
     assert steps[step] is False
@@ -410,6 +411,7 @@ def test_fp8_gets_the_exact_maxima_of_the_corrected_model(
     # equalization may gain or lose next to another algorithm's thresholds, keeps it is another matter.
     for rule in ("beats", "surely_beats"):
         monkeypatch.setattr(Score, rule, lambda *scores: True)
+    monkeypatch.setattr(stage, "MOST_LOSS_DB", math.inf)
     captured, _, table, _ = made(uneven(), tmp_path, algorithm=algorithm)
     assert any(k.startswith("scale:") for k in table.corrections.arrays)
     graph = corrected(captured, table.corrections.arrays)

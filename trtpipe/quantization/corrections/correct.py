@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from calib.audit import nine_digits
 from calib.corrections import Corrections, Step
-from calib.types import Array
 from trtpipe.errors import Cancelled
 from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.machine import Heap
@@ -27,7 +26,7 @@ from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import CrossGuard, Guard, Score
 from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, MOST_SAMPLES, Samples, drawn
-from trtpipe.quantization.corrections.sweep import Fitted, Sweep
+from trtpipe.quantization.corrections.sweep import Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import BatchTensors
 from trtpipe.quantization.placements import EVERYTHING, Placement
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 #: of two networks one photograph in twelve had all the loss, 4 and 7 dB over the set, and in every fourth run none of
 #: those was among the 16 that judged.
 MORE_JUDGES = 32
+#: What a scaling may lose on turned samples.
+MOST_LOSS_DB = 1.0
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
 
@@ -257,28 +258,35 @@ class _Corrector:
             if not arrays:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
-            scores = self._tried(self._crosswise(trial, self._cross.thresholds(trial, self._table)), before)
-            gains = self._gain(scores, before, surely=True)
-            if best is None or gains or scores[self._at].decibels > best[0][self._at].decibels:
-                best = (scores, trial, arrays, f"{len(some)} groups of channels")
+            of_halves = self._cross.thresholds(trial, self._table)
+            scores, why = self._tried(self._crosswise(trial, of_halves), before), ""
+            gains = self._gain(scores, before, surely=True) and not (why := self._lost_on_turned(trial, of_halves))
+            if best is None or gains or scores[self._at].decibels > best[1][self._at].decibels:
+                best = (gains, scores, trial, arrays, f"{len(some)} groups of channels", why)
             if gains:
                 break
         if best is None:
             return
-        scores, trial, arrays, detail = best
-        if self._note(name, self._gain(scores, before, surely=True), scores, detail, compared=before):
+        gains, scores, trial, arrays, detail, why = best
+        if self._note(name, gains, scores, detail, why, compared=before):
             table, amax = self._calibrated(trial, self._few)
             self._now, self._table, self._amax = trial, table, amax
             self._arrays = merged(self._arrays, arrays)
             self._scores = self._measured(trial, amax)
 
     def _crosswise(
-        self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]]
+        self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]], *, turned: bool = False
     ) -> Callable[[Placement], Score]:
         """What measures a placement on samples of each half with thresholds of the other; those that stay do."""
         fixed = self._fixed_amax
         both = ({**amax[0], **fixed}, {**amax[1], **fixed})
-        return lambda placement: self._cross.measured(placement.of(captured), both)
+        return lambda placement: self._cross.measured(placement.of(captured), both, turned=turned)
+
+    def _lost_on_turned(self, trial: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]]) -> str:
+        """What a scaling loses on turned samples, where it is too much."""
+        tries = ((self._now, (self._amax, self._amax)), (trial, amax))
+        was, now = (self._crosswise(c, a, turned=True)(self._placements[self._at]).decibels for c, a in tries)
+        return "" if now >= was - MOST_LOSS_DB else f"; {was:.1f} to {now:.1f} dB on samples mirrored or transposed"
 
     @cached_property
     def _cross(self) -> CrossGuard:
@@ -304,7 +312,7 @@ class _Corrector:
             return
         captured, samples = self._placed(), self._samples
         fitted = Sweep(captured, self._amax, samples.fit, samples.local, self._which, self._progress, self._fixed).run()
-        levels, biases = _levels(fitted), _biases(fitted)
+        levels, biases = fitted.level_arrays(), fitted.bias_arrays()
         rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
         self._heap.settle(garbage=True)
         if biases:  # they were fitted together: biases may be what makes the levels pay
@@ -382,15 +390,3 @@ class _BeforeScalings:
     scores: Sequence[Score]
     arrays: Arrays
     steps: int
-
-
-def _levels(fitted: Fitted) -> dict[str, Array]:
-    arrays = {}
-    for name, (levels, steps) in fitted.levels.items():
-        arrays[f"levels:{name}"] = levels.numpy()
-        arrays[f"steps:{name}"] = steps.numpy()
-    return arrays
-
-
-def _biases(fitted: Fitted) -> dict[str, Array]:
-    return {f"bias:{name}": b.numpy() for name, b in fitted.biases.items()}

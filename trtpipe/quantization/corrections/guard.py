@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -121,8 +122,12 @@ class CrossGuard:
         self, captured: Captured, halves: tuple[Sequence[BatchTensors], Sequence[BatchTensors]], judges: int
     ) -> None:
         """`judges`: batches of each half that judge, the last ones."""
-        self._halves = halves
-        self._guards = [Guard(captured, half[-judges:]) for half in halves]
+        self._captured, self._halves, self._judges = captured, halves, [half[-judges:] for half in halves]
+        self._guards = [Guard(captured, some) for some in self._judges]
+
+    @cached_property
+    def _of_turned(self) -> list[Guard]:
+        return [Guard(self._captured, [turned(batch) for batch in some]) for some in self._judges]
 
     def thresholds(self, captured: Captured, like: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Of each half, what the algorithm of the table `like` chooses for each of the graph's tensors.
@@ -148,10 +153,37 @@ class CrossGuard:
         )
         return first, second
 
-    def measured(self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]]) -> Score:
-        """In INT8 with thresholds of each half, judged by samples of the other."""
-        scores = [guard.measured(captured, other) for guard, other in zip(self._guards, reversed(amax), strict=True)]
+    def measured(
+        self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]], *, turned: bool = False
+    ) -> Score:
+        """In INT8 with thresholds of each half, judged by samples of the other, `turned` or as they are."""
+        guards = self._of_turned if turned else self._guards
+        scores = [guard.measured(captured, other) for guard, other in zip(guards, reversed(amax), strict=True)]
         return Score(torch.cat([s.noise for s in scores]) / len(scores))
+
+
+def turned(batch: BatchTensors) -> BatchTensors:
+    """A batch with its samples mirrored along their last axis, along the one before, or transposed, in turn.
+
+    They have features that the samples may lack, as those of another kind would. Channels that are quiet for the one
+    kind which was calibrated look as if they had room, and scaled into it they are cut on all others: of small networks
+    trained on digits, 10 to 19 dB over all ten classes, which those of the calibration never show. There a scaling
+    loses 6 to 21 dB on transposed samples, and gains on them where all classes were calibrated.
+
+    Args:
+        batch: inputs [B, ...]; of those with fewer than two axes in a sample nothing is turned, of those with two the
+            last is mirrored.
+    """
+    return [_turned(x) for x in batch]
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() < 3:
+        return x
+    ways = [x.flip(-1), x.flip(-1 if x.dim() == 3 else -2)]
+    square = x.dim() > 3 and x.shape[-1] == x.shape[-2]
+    ways.append(x.transpose(-1, -2) if square else x.flip(tuple(range(2, x.dim()))))
+    return torch.stack([ways[k % len(ways)][k] for k in range(len(x))])
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:

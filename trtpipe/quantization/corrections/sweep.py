@@ -20,7 +20,7 @@ from trtpipe.machine import Heap
 from trtpipe.model.nodes import bias_of, constant_value, groups_of, is_constant, op_name
 from trtpipe.model.products import WEIGHTED
 from trtpipe.quantization import rounding
-from trtpipe.quantization.corrections.edits import one_axis, weighted_by
+from trtpipe.quantization.corrections.edits import Arrays, one_axis, weighted_by
 from trtpipe.quantization.corrections.local import LocalError, channel_axis
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced, roundings
 from trtpipe.quantization.precision import ScaleTypes
@@ -52,6 +52,18 @@ class Fitted:
 
     levels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def level_arrays(self) -> Arrays:
+        """Levels and their scales, as `edits` has them."""
+        arrays = {}
+        for name, (levels, steps) in self.levels.items():
+            arrays[f"levels:{name}"] = levels.numpy()
+            arrays[f"steps:{name}"] = steps.numpy()
+        return arrays
+
+    def bias_arrays(self) -> Arrays:
+        """Biases, as `edits` has them."""
+        return {f"bias:{name}": b.numpy() for name, b in self.biases.items()}
 
 
 @dataclass(frozen=True)
