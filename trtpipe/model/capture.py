@@ -97,7 +97,7 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that this is the network that was meant."
         )
     outputs = _output_specs(graph, loaded)
-    weights = read_weights_digest(loaded.module.network, program)  # type: ignore[arg-type]
+    weights = read_weights_digest(loaded.module, program)
     digest = graph_digest.exact(graph, loaded.weights_digest)
     quantized = holds_marks(graph)
     notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs], computes_with))

@@ -150,18 +150,19 @@ def weights_digest(network: torch.nn.Module) -> str:
     return _digest_of({**dict(network.named_parameters()), **dict(network.named_buffers())})
 
 
-def read_weights_digest(network: torch.nn.Module, program: torch.export.ExportedProgram) -> str:
+def read_weights_digest(module: torch.nn.Module, program: torch.export.ExportedProgram) -> str:
     """As `weights_digest`, of the parameters and buffers that operations of a captured network read as tensors.
 
     An operation's own arguments are none, such as axes that an ONNX file holds beside its weights, nor is what training
     alone needs.
 
     Args:
-        network: behind its bindings.
-        program: that network with its bindings, exported.
+        module: the network, behind its bindings or not.
+        program: that module, exported.
     """
     from trtpipe.model.bindings import INNER
 
+    network = getattr(module, INNER, module)
     signature = program.graph_signature
     held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = (n for n in program.graph.nodes if n.op == "placeholder" and n.users and n.name in held)
