@@ -69,20 +69,32 @@ def test_a_scaling_made_from_one_kind_of_samples_is_taken_back(
     assert (after > before - 1) is not kept
 
 
-@pytest.mark.parametrize("shape", [(5, 3, 8, 8), (4, 3, 6, 8), (7, 2, 9), (3, 1, 4, 5, 6)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_turned_samples_have_the_same_values_elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    drawn = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0))
-    x = drawn > 0 if dtype is torch.bool else drawn.to(dtype)
-    (y,) = turned([x])
+@pytest.mark.parametrize("shape", [(5, 3, 8, 8), (4, 3, 6, 8), (3, 1, 4, 5, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_turned_images_have_the_same_values_elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randint(0, 200, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    (y,) = turned([x], 0)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     for one, other in zip(x, y, strict=True):
         assert torch.equal(one.flatten().sort().values, other.flatten().sort().values)
         assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 9)])
-def test_rows_of_numbers_are_not_turned(shape: tuple[int, ...]) -> None:
-    """Each has a meaning of its own."""
-    x = torch.rand(shape)
-    assert turned([x])[0] is x
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_images_are_turned_in_every_way_whatever_the_batches_size(size: int) -> None:
+    """Of few calibration samples a batch has one or two."""
+    x = torch.rand(1, 1, 4, 4).expand(15, 1, 4, 4)
+    made = torch.cat([turned([part], k * size)[0] for k, part in enumerate(x.split(size))])
+    ways = [x[0].flip(-1), x[0].flip(-2), x[0].transpose(-1, -2)]
+    for k, one in enumerate(made):
+        assert torch.equal(one, ways[k % 3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4,), torch.float32), ((4, 9), torch.float32), ((4, 9, 5), torch.float32), ((4, 3, 5, 5), torch.int64)],
+)
+def test_what_is_no_image_is_not_turned(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A column of whole numbers may have a table of its own, which another one's do not fit."""
+    x = torch.ones(shape, dtype=dtype)
+    assert turned([x], 0)[0] is x

@@ -127,7 +127,8 @@ class CrossGuard:
 
     @cached_property
     def _of_turned(self) -> list[Guard]:
-        return [Guard(self._captured, [turned(batch) for batch in some]) for some in self._judges]
+        judges = [[turned(batch, k * len(batch[0])) for k, batch in enumerate(some)] for some in self._judges]
+        return [Guard(self._captured, some) for some in judges]
 
     def thresholds(self, captured: Captured, like: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Of each half, what the algorithm of the table `like` chooses for each of the graph's tensors.
@@ -162,8 +163,8 @@ class CrossGuard:
         return Score(torch.cat([s.noise for s in scores]) / len(scores))
 
 
-def turned(batch: BatchTensors) -> BatchTensors:
-    """A batch with its samples mirrored along their last axis, along the one before, or transposed, in turn.
+def turned(batch: BatchTensors, first: int) -> BatchTensors:
+    """A batch with its images mirrored along their last axis, along the one before, or transposed, in turn.
 
     They have features that the samples may lack, as those of another kind would. Channels that are quiet for the one
     kind which was calibrated look as if they had room, and scaled into it they are cut on all others: of small networks
@@ -171,19 +172,20 @@ def turned(batch: BatchTensors) -> BatchTensors:
     loses 6 to 21 dB on transposed samples, and gains on them where all classes were calibrated.
 
     Args:
-        batch: inputs [B, ...]; of those with fewer than two axes in a sample nothing is turned, of those with two the
-            last is mirrored.
+        batch: inputs [B, ...]. Images are those of floating point or uint8 with three axes or more in a sample, of
+            which the first stays; the others stay as they are: what a column means, or which numbers it may hold, goes
+            with its place.
+        first: how many samples there are before this batch.
     """
-    return [_turned(x) for x in batch]
+    return [_turned(x, first) for x in batch]
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    if x.dim() < 3:
+def _turned(x: torch.Tensor, first: int) -> torch.Tensor:
+    if x.dim() < 4 or not (x.is_floating_point() or x.dtype == torch.uint8):
         return x
-    ways = [x.flip(-1), x.flip(-1 if x.dim() == 3 else -2)]
-    square = x.dim() > 3 and x.shape[-1] == x.shape[-2]
-    ways.append(x.transpose(-1, -2) if square else x.flip(tuple(range(2, x.dim()))))
-    return torch.stack([ways[k % len(ways)][k] for k in range(len(x))])
+    square = x.shape[-1] == x.shape[-2]
+    ways = (x.flip(-1), x.flip(-2), x.transpose(-1, -2) if square else x.flip(-1, -2))
+    return torch.stack([ways[(first + k) % len(ways)][k] for k in range(len(x))])
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:
