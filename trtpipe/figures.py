@@ -12,6 +12,9 @@ import numpy as np
 
 from calib.types import Array
 
+#: Of every confidence interval.
+CONFIDENCE = 0.95
+CONFIDENCE_TEXT = f"{100 * CONFIDENCE:.0f} %"
 #: What the names of the limits of a job's own metrics begin with.
 OWN = "metrics."
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from calib.types import Array, JsonMapping
-from trtpipe.figures import beside, exact, span
+from trtpipe.figures import CONFIDENCE_TEXT, beside, exact, span
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ class Metric:
         """Like `cosine 0.91 (limit 0.99)`, or `top1_agreement 0.95 (limit 0.98, 95 % interval 0.9 to 0.98)`."""
         if self.limit is None:
             return f"{self.name} {self.value:.6g}"
-        spread = "" if self.interval is None else f", 95 % interval {self.interval_text}"
+        spread = "" if self.interval is None else f", {CONFIDENCE_TEXT} interval {self.interval_text}"
         return f"{self.name} {self.value_text} (limit {self.limit_text}{spread})"
 
     @property

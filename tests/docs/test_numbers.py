@@ -12,6 +12,7 @@ from trtpipe import import_errors, outputs
 from trtpipe.bundle import format as bundle_format
 from trtpipe.bundle import manifest
 from trtpipe.evaluation import intervals, standard
+from trtpipe.figures import CONFIDENCE_TEXT
 from trtpipe.job import rules
 from trtpipe.model import corners
 from trtpipe.model.onnx import reading
@@ -32,9 +33,9 @@ QUOTED = [
     ("accuracy", f"clips more than {100 * audit.CLIPPED:.0f} % of its values"),
     ("accuracy", f"under {audit.POOR_DB:.0f} dB of\nsignal to noise where another algorithm would leave "
      f"{audit.GAIN_DB:.0f} dB more"),
-    ("accuracy", f"have {100 * intervals.CONFIDENCE:.0f} % intervals: the samples are drawn anew "
+    ("accuracy", f"have {CONFIDENCE_TEXT} intervals: the samples are drawn anew "
      f"{intervals.RESAMPLES:,} times"),
-    ("accuracy", f"with a {100 * intervals.CONFIDENCE:.0f} % confidence interval"),
+    ("accuracy", f"with a {CONFIDENCE_TEXT} confidence interval"),
     ("accuracy", f"Of fewer than {intervals.LEAST_RESAMPLED} nothing is known"),
     ("accuracy", f"`ignore` ({standard.IGNORED})"),
     ("accuracy", f"At most {corners.MOST_VALUES / 1e6:.1f} million input values "

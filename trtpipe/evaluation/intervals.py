@@ -14,7 +14,7 @@ A metric of the job's own that is 1 or 0 for each sample is such a share, and it
 the interval of the percentile bootstrap: Efron, "Bootstrap methods: another look at the jackknife", Annals of
 Statistics 7 (1979) 1-26. A few samples do not show how far others lie apart: of fewer than 10 it is all numbers.
 
-All are two-sided at 95 %.
+All are two-sided at `CONFIDENCE`.
 
 By hand, since a device checks with the light core alone, which has no SciPy, and Tango's interval is not in SciPy.
 """
@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 
 from calib.types import Array
+from trtpipe.figures import CONFIDENCE
 
-CONFIDENCE = 0.95
-#: The 97.5 % quantile of the normal distribution.
-Z = 1.959963984540054
+#: The quantile of the normal distribution that bounds an interval from above.
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Interval = tuple[float, float]
 #: Of a bootstrap: the ends of its interval vary by some 5 % of its width with another seed.
@@ -44,7 +45,8 @@ ALL_NUMBERS: Interval = -math.inf, math.inf
 def binomial_interval(successes: int, samples: int) -> Interval:
     """Clopper and Pearson's interval of a probability, in [0, 1].
 
-    It holds those under which neither `successes` or more nor as many or fewer of `samples` have a chance below 2.5 %.
+    It holds those under which neither `successes` or more nor as many or fewer of `samples` have a chance below half of
+    what `CONFIDENCE` leaves.
 
     Raises:
         ValueError: no sample, or more successes than samples.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtpipe.evaluation import intervals, metrics
-from trtpipe.figures import beside, own_limit
+from trtpipe.figures import CONFIDENCE_TEXT, beside, own_limit
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def doubtful(
             more = f"it takes {intervals.LEAST_RESAMPLED} that count, or more"
         lines.append(
             f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
-            f"{m.limit_text}, and {number} samples are too few to be sure of it (95 % interval {m.interval_text}; "
-            f"{more})"
+            f"{m.limit_text}, and {number} samples are too few to be sure of it ({CONFIDENCE_TEXT} interval "
+            f"{m.interval_text}; {more})"
         )
     return tuple(lines)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trtpipe.figures import own_limit
+from trtpipe.figures import CONFIDENCE_TEXT, own_limit
 from trtpipe.job.section import PlainArguments, Section
 
 #: Limits on a share of the samples, which have intervals.
@@ -85,8 +85,8 @@ class Limits(Section):
     speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
     confident: bool = Field(
         default=False,
-        description="figures with a 95 % confidence interval (shares of the samples, metrics): all of it must meet the "
-        "limit",
+        description=f"figures with a {CONFIDENCE_TEXT} confidence interval (shares of the samples, metrics): all of it "
+        "must meet the limit",
     )
     metrics: dict[str, MetricLimits] = Field(default_factory=dict, description="limits of the figures of check.metrics")
 

@@ -30,6 +30,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.cli.each import Result, Work, each
 from trtpipe.errors import FAILED, SUCCESS, ExitCode, InputError
+from trtpipe.figures import CONFIDENCE_TEXT
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, distinct_names
 from trtpipe.job.problems import Problem
@@ -201,7 +202,7 @@ def verdict(name: str, bundle: Path, report: CheckReport, *, kit: bool = False) 
     several = len({m.output for m in report.metrics}) > 1
     for metric in report.metrics:
         label = f"{metric.output}.{metric.name}" if several else metric.name
-        spread = f"95 % {metric.interval_text}" if metric.interval_text else ""
+        spread = f"{CONFIDENCE_TEXT} {metric.interval_text}" if metric.interval_text else ""
         lines.append(metric_line(label, metric, spread))
     lines += said_lines(report)
     engine = next((bundle / f for f in get_args(EngineFile) if (bundle / f).is_file()), None)
