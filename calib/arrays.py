@@ -56,10 +56,11 @@ class ArraySamples:
 
 
 def array_digest(arrays: dict[str, Array]) -> str:
-    """sha256 hex of arrays by name: their dtypes, shapes and bytes."""
+    """sha256 hex of arrays by name: their dtypes, shapes and bytes. -0.0 counts as 0.0."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        equal = array + array.dtype.type(0) if array.dtype.kind == "f" else array
+        little = equal.astype(array.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{name}\0{little.dtype.str}\0{list(array.shape)}\0".encode())
         digest.update(np.ascontiguousarray(little).tobytes())
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import secrets
 import stat
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -96,7 +96,8 @@ def text_at_most(path: Path, most_bytes: int) -> str:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A hidden sibling for the block to write, which becomes the file at `path` in one step when the block ends: a
-    reader sees the whole old file or the whole new one. Where the block raises, nothing is left of it.
+    reader sees the whole old file or the whole new one. Where the block raises, nothing is left of it, and an OSError
+    names `path`.
 
     By hand, as libraries of atomic writes open the file themselves, and some writers here want its path.
     """
@@ -104,5 +105,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield sibling
         os.replace(sibling, path)
+    except OSError as error:
+        if error.filename is not None and Path(os.fsdecode(error.filename)) == sibling:  # no name that anybody gave
+            error.filename = str(path)
+        raise
     finally:
-        sibling.unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            sibling.unlink()

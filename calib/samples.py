@@ -173,7 +173,7 @@ def copies(digests: Mapping[str, str]) -> tuple[str, ...]:
     seen: dict[str, str] = {}
     copy, of = next((n, o) for n, d in digests.items() if (o := seen.setdefault(d, n)) != n)
     return (
-        f"{count} of {len(digests)} samples {'is a copy' if count == 1 else 'are copies'} of others and count twice "
+        f"{count} of {len(digests)} samples {'is a copy' if count == 1 else 'are copies'} of others and count again "
         f"(first: {copy}, of {of}).",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         sibling.write_bytes(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
+    for gone in (tmp_path / "gone" / "t.json", path / "t.json"):
+        with pytest.raises(OSError, match=re.escape(repr(str(gone)))), replacing(gone) as sibling:
+            sibling.write_bytes(b"")
     with pytest.raises(TypeError), replacing(path) as sibling:
         sibling.write_bytes("text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"new"

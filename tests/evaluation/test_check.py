@@ -29,7 +29,8 @@ from trtpipe.evaluation.check import (
     unjudgeable,
 )
 from trtpipe.evaluation.intervals import binomial_interval, paired_interval
-from trtpipe.evaluation.judgement import Judgement, judge
+from trtpipe.evaluation.judgement import Judgement
+from trtpipe.evaluation.judges import judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, misses
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.limits import Limits, OwnMetric

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType
@@ -16,6 +17,7 @@ import pytest
 import torch
 from scipy import stats
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.intervals import (
@@ -25,7 +27,8 @@ from trtpipe.evaluation.intervals import (
     bootstrap_interval,
     paired_interval,
 )
-from trtpipe.evaluation.judgement import Judge, Judgement, judge
+from trtpipe.evaluation.judgement import Judge, Judgement
+from trtpipe.evaluation.judges import judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, judged
 from trtpipe.evaluation.metrics import sqnr_db
 from trtpipe.evaluation.standard import SHARE_METRICS, coco_map
@@ -133,6 +136,39 @@ def test_what_is_no_figure(returned: object, got: str, monkeypatch: pytest.Monke
         "check.metrics.m: must return a number, one number for each of 4 samples, or a pair of rows [S, ...] and a "
         f"function of rows that gives a number (got {got})."
     )
+
+
+class Kept:
+    """As a metric of torchmetrics without `reset()`."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def __call__(self, outputs: Mapping[str, Array], labels: object, ids: object) -> float:
+        self.seen += outputs["y"].ravel().tolist()
+        return float(np.mean(self.seen))
+
+
+def test_a_metric_that_keeps_what_it_was_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figure of what was executed is mixed with the baseline's."""
+    drawn = np.random.default_rng(0)
+    ids, baseline = tuple("abcd"), {"y": ONES}
+    for function, got in (
+        (Kept(), "1 of the baseline's, and 0.666667"),
+        (lambda outputs, labels, ids: float(drawn.random()), "0.636962 of the baseline's, and 0.0409735"),
+    ):
+        judgement = Judgement((judge("m", named(function, monkeypatch), labelled=False),), None, ids, baseline)
+        with pytest.raises(InputError) as caught:
+            judgement.measure({"y": 0 * ONES})
+        assert str(caught.value) == (
+            f"check.metrics.m: must give the same for the same outputs (got {got} of these after it was called with "
+            "others). Does it keep what it was given, as a metric of torchmetrics does without reset(), or draw at "
+            "random?"
+        )
+    rounded = iter((0.5, 0.75, 0.5 + 1e-9))
+    steady = judge("m", named(lambda outputs, labels, ids: next(rounded), monkeypatch), labelled=False)
+    metrics, _ = Judgement((steady,), None, ids, baseline).measure({"y": 0 * ONES})
+    assert [m.value for m in metrics] == [0.5, 0.75, -0.25]
 
 
 @pytest.mark.parametrize("returned", [np.ones(2), "much", 1j, [1.0]])
@@ -548,9 +584,9 @@ def test_the_baseline_is_measured_once() -> None:
     for scale in (1, 2, 3):
         (before, after, _), _ = made.measure({"y": scale * ONES[:2]})
         assert after.value == scale * before.value
-    assert seen == [2] * 4
+    assert seen == [2] * 5  # once more, after another's
     made.first(1, {"y": ONES[:1]}).measure({"y": ONES[:1]})
-    assert seen == [2] * 4 + [1, 1]
+    assert seen == [2] * 5 + [1, 1]
 
 
 @pytest.mark.parametrize("boxes", [False, True])

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from trtpipe.errors import InputError, MissingError
-from trtpipe.evaluation.judgement import Figure, judge
+from trtpipe.evaluation.judgement import Figure
+from trtpipe.evaluation.judges import judge
 from trtpipe.evaluation.standard import STANDARD
 from trtpipe.job.limits import BUILT_IN_METRICS, OF_OUTPUTS, OwnMetric
 from trtpipe.model.labels import Boxes, Labels, labels_of

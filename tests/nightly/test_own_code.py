@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import nights
 import pytest
@@ -132,3 +133,46 @@ def test_two_checkouts_of_a_job_have_a_record_each_of_what_its_code_reads(
     assert night("one") == ("reused", [])
     scale.unlink()
     assert night("other")[0] == ("reused" if where == "." else "built")  # inside, it is what the first checkout built
+
+
+#: A model that reads its scale through something that the process keeps.
+KEEPING = """
+import linecache
+import torch
+from net import net
+
+def once(path):
+    kept = torch.__dict__.setdefault("_kept", {})
+    if path not in kept:
+        kept[path] = open(path).read()
+    return kept[path]
+
+def kept():
+    module, scale = net(), float(READ)
+    module.register_forward_hook(lambda module, given, output: output * scale)
+    return module
+"""
+
+
+@pytest.mark.parametrize(("read", "workers"), [('linecache.getline("scale.txt", 1)', "1"), ('once("scale.txt")', "0")])
+def test_what_an_earlier_job_made_a_package_keep_counts_as_read(read: str, workers: str, tmp_path: Path) -> None:
+    """Jobs of one model share a process, in which the second one opens nothing."""
+    world = nights.make_world(tmp_path)
+    (world / "keeping.py").write_text(KEEPING.replace("READ", read))
+    (world / "scale.txt").write_text("1.0\n")
+    for name, size in (("a", 8), ("b", 4)):
+        path = nights.write_job(world, name)
+        text = path.read_text().replace("net:net", "keeping:kept")
+        path.write_text(text.replace("val.npz, batch_size: 8", f"val.npz, batch_size: {size}"))
+
+    def night() -> Any:
+        return nights.night(world, "--workers", workers, jobs=("a.yaml", "b.yaml"))
+
+    assert nights.outcomes(night()) == {"a": "built", "b": "built"}
+    assert nights.outcomes(night()) == {"a": "reused", "b": "reused"}
+    (world / "scale.txt").write_text("2.0\n")
+    report = night()
+    changed = ["scale.txt, read by the job's code, changed"]
+    assert {o["name"]: (o["outcome"], o["reasons"]) for o in report["outcomes"]} == {
+        "a": ("built", changed), "b": ("built", changed),
+    }  # fmt: skip

@@ -45,3 +45,22 @@ def test_the_job_itself_is_never_replaced(folder: Path, capsys: pytest.CaptureFi
         said = f"{target}: must not be what is read ({job}), which would be destroyed. Choose another place."
         assert said in capsys.readouterr().err
     assert job.read_bytes() == before
+
+
+def test_a_tuned_job_is_written_where_its_code_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Elsewhere it would build another network, or none."""
+    where = Path("elsewhere")
+    where.mkdir()
+    for found in ("nothing", where.resolve() / "net.py"):
+        if found != "nothing":
+            found.write_text("def net(): return None\n")
+        assert main(["tune", str(folder / "m.yaml"), "--write", "elsewhere/t.yaml", "-o", "out", "-q"]) == 2
+        assert capsys.readouterr().err.strip() == (
+            f"model.factory: must be found from {where.resolve()} as it is from the job's own folder (got "
+            f"{(folder / 'net.py').resolve()}, and from there {found}). Write beside the job, or set PYTHONPATH."
+        )
+        assert not (where / "t.yaml").exists()
+    (where / "net.py").unlink()
+    (where / "net.py").symlink_to(folder / "net.py")
+    assert main(["tune", str(folder / "m.yaml"), "--write", "elsewhere/t.yaml", "-o", "out", "-q"]) == 0
+    assert read_job(where / "t.yaml").model.factory == "net:net"

@@ -8,6 +8,7 @@ __all__ = [
     "damaged_end",
     "gpu_modes",
     "judgement",
+    "judges",
     "limits",
     "metrics",
     "speedup",

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import get_type_hints
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from calib.images import source_digest
-from calib.strictjson import first_problem
 from calib.types import Array, JsonMapping
-from calib.user_code import import_callable, user_code
+from calib.user_code import user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE_SUFFIX, DROP_SUFFIX, ENGINE_SUFFIX, IS_NAN
 from trtpipe.evaluation.standard import IGNORED, SHARE_METRICS, STANDARD, Unfit
-from trtpipe.figures import less, mean, own_limit
-from trtpipe.job.limits import Limits, OwnMetric
+from trtpipe.figures import apart, less, mean, own_limit
+from trtpipe.job.limits import Limits
 from trtpipe.model.labels import Labels
 from trtpipe.values import Metric
 
@@ -42,6 +38,11 @@ class Figure:
     total: Callable[[Array], float] | None = None
     each: bool = False
     shares: bool = False
+
+    def same_value(self, other: Figure) -> bool:
+        """Whether both are one number but for how it is rounded, or none."""
+        same = math.isclose(self.value, other.value, rel_tol=1e-6, abs_tol=1e-12)
+        return same or (math.isnan(self.value) and math.isnan(other.value))
 
     def without(self) -> Array:
         """Whether a sample has no number of its own, bool [S]; empty where no row is a sample's metric."""
@@ -200,6 +201,11 @@ class Judgement:
             made.append((judge, output, labels, judge.figure(self.reference, labels, self.ids)))
         return tuple(made)
 
+    @cached_property
+    def _steady(self) -> set[str]:
+        """Names of the metrics that gave the baseline's figure again after another one: each is asked once."""
+        return set()
+
     @property
     def counted(self) -> Mapping[str, int]:
         """How many samples a metric's figures are of, by their names, where each sample has a number or none."""
@@ -291,6 +297,9 @@ class Judgement:
         metrics, problems = list[Metric](), list[str]()
         for judge, output, labels, before in self._baseline:
             after = judge.figure(outputs, labels, self.ids)
+            if not (judge.built_in or judge.name in self._steady or after.same_value(before)):
+                _require_same(judge, before, judge.figure(self.reference, labels, self.ids))
+                self._steady.add(judge.name)
             uncounted = before.uncounted(after)
             if lost := int((after.without() & ~before.without()).sum()) if before.each and after.each else 0:
                 problems.append(
@@ -337,6 +346,16 @@ class Judgement:
 NO_METRICS = Judgement()
 
 
+def _require_same(judge: Judge, before: Figure, again: Figure) -> None:
+    if not again.same_value(before):
+        first, second = apart(before.value, again.value)
+        raise InputError(
+            f"check.metrics.{judge.name}: must give the same for the same outputs (got {first} of the baseline's, and "
+            f"{second} of these after it was called with others). Does it keep what it was given, as a metric of "
+            "torchmetrics does without reset(), or draw at random?"
+        )
+
+
 def _numbers(made: object) -> Array:
     """What a metric returned as an array: real numbers as float64, in which means and differences are taken, and masked
     ones as NaN, which is no number; anything else as NumPy has it."""
@@ -348,53 +367,3 @@ def _numbers(made: object) -> Array:
     except ValueError:  # lists of several lengths
         array = np.empty((), object)
     return array.astype(np.float64) if array.dtype.kind in "fiub" else array
-
-
-def _require_values(where: str, function: Callable[..., object], args: Mapping[str, object]) -> None:
-    """Hold the values of arguments against the function's own types."""
-    types = get_type_hints(function, include_extras=True)
-    for name, value in args.items():
-        try:
-            TypeAdapter(types[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise InputError(f"{where}.args.{name}: {first_problem(error)} (got {value!r}). Correct it.") from None
-
-
-def judge(name: str, metric: OwnMetric, *, labelled: bool) -> Judge:
-    """The metric `name` of a job; a callable's module must be on the path.
-
-    Args:
-        name: its name in `check.metrics`.
-        metric: what the job says of it.
-        labelled: whether the samples have labels. A built-in metric is otherwise against the baseline.
-
-    Raises:
-        InputError: there is no such callable, it does not take the arguments, or it needs labels.
-    """
-    where = f"check.metrics.{name}"
-    args = dict(metric.args)
-    truth: Callable[[Array], Array] | None = None
-    if metric.built_in:
-        function, truth = STANDARD[metric.function]
-        against = args.pop("against", "labels" if labelled or truth is None else "baseline")
-        if against not in ("labels", "baseline") or (against == "baseline" and truth is None):
-            legal = "labels" if truth is None else "labels or baseline"
-            raise InputError(f"{where}.args.against: must be {legal} (got {against}).")
-        if against == "labels":
-            truth = None
-            if not labelled:
-                raise InputError(f"{where}: {metric.function} needs labels. Give check.labels.")
-    else:
-        function = import_callable(metric.function, f"{where}.function", InputError)
-    try:
-        inspect.signature(function).bind({}, None, (), **args)
-    except TypeError as error:
-        raise InputError(
-            f"{where}: the function must take (outputs, labels, ids) and args (got {metric.function}: {error}). "
-            "Correct its arguments."
-        ) from None
-    except ValueError:  # one without a signature to read is believed
-        pass
-    if metric.built_in:
-        _require_values(where, function, args)
-    return Judge(name, function, args, metric.larger_is_better, metric.built_in, truth)

@@ -9,6 +9,8 @@ import yaml
 
 from calib.types import JsonObject
 from trtpipe.atomic import write_whole
+from trtpipe.errors import InputError
+from trtpipe.job.importable import find_module
 from trtpipe.job.job import Job
 from trtpipe.job.load import PATHS, JobErrors, JobFile
 from trtpipe.job.yamlfile import parse, scalar
@@ -27,6 +29,30 @@ def job_text(job: Job, folder: Path) -> str:
         spec.update(spec.pop("dims", {}))
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
     return text
+
+
+def require_same_code(job: Job, folder: Path) -> None:
+    """Refuse a folder from which the job's callables are others, or none: they are found beside a job's file.
+
+    Raises:
+        InputError: one is found elsewhere than from the job's own folder.
+    """
+    for key, target in job.callables.items():
+        module = target.partition(":")[0]
+        here, there = (_places(module, of) for of in (job.folder or Path.cwd(), folder))
+        if here and here != there:
+            raise InputError(
+                f"{key}: must be found from {folder} as it is from the job's own folder (got {here[0]}, and from there "
+                f"{there[0] if there else 'nothing'}). Write beside the job, or set PYTHONPATH."
+            )
+
+
+def _places(module: str, folder: Path) -> list[str]:
+    """Where a module is found: its file, or a namespace package's folders."""
+    spec = find_module(module, (folder,))
+    if spec is None:
+        return []
+    return [os.path.realpath(p) for p in ([spec.origin] if spec.origin else spec.submodule_search_locations or ())]
 
 
 class _Dumper(yaml.SafeDumper):

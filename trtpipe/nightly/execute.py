@@ -35,6 +35,7 @@ from trtpipe.nightly.task import (
     plain,
     recorded,
 )
+from trtpipe.pipeline.apart import code_of
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
@@ -161,7 +162,9 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
         if (kept := _kept(task, cache, ingredients.key)) is not None:
             return kept, {"code": code, **reads.to_plain()}
         out = Path(task.out)
-        recorder = Recorder(job.folder, _known(job, survey, cache.root, out / task.name, out / LOGS))
+        same = code_of(job)
+        known_paths = _known(job, survey, cache.root, out / task.name, out / LOGS)
+        recorder = Recorder(job.folder, known_paths, memory.heard.get(same))
         path = tuple(sys.path)
 
         def now(*, ended: bool = False) -> tuple[Ingredients, Reads]:
@@ -186,6 +189,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory, cache: Cache) ->
             changed = [_shown(job, path) for path in recorder.changed()]
             written = recorder.written
         finally:
+            memory.heard[same] = recorder.heard
             recorder.close()
         if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest, written)]), *changed]):
             raise InputError(f"{task.name}: inputs changed while it was built ({moved}). Run again.")

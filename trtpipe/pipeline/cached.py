@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from calib.errors import CalibError
 from trtpipe.pipeline.cache.reads import Reads
-from trtpipe.pipeline.cache.recorder import Recorder
+from trtpipe.pipeline.cache.recorder import Heard, Recorder
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ class Memory:
     """The latest model and graph in this process: jobs of one matrix that follow each other share them.
 
     `modules` are the names of the modules that were loaded while the latest job ran, `model_modules` of those that the
-    shared model was made with.
+    shared model was made with. `heard` is what jobs have read so far, by what names their code (`apart.code_of`).
     """
 
     def __init__(self) -> None:
         self.modules: frozenset[str] = frozenset()
         self.model_modules: frozenset[str] = frozenset()
+        self.heard: dict[str, Heard | None] = {}
         self._key = ""
         self._values: dict[str, tuple[object, Reads]] = {}
 

@@ -20,7 +20,8 @@ from calib.types import Array
 from trtpipe.batching import Batching, unranked
 from trtpipe.errors import BuildError, Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
-from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
+from trtpipe.evaluation.judgement import NO_METRICS, Judgement
+from trtpipe.evaluation.judges import judge
 from trtpipe.evaluation.metrics import sqnr_db
 from trtpipe.machine import Heap
 from trtpipe.model.baseline import compiled, record_baseline, script

@@ -16,7 +16,7 @@ from calib.folders import has_images
 from calib.samples import IMAGE_SUFFIXES
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
-from trtpipe.evaluation.judgement import judge as judge_of
+from trtpipe.evaluation.judges import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.import_errors import loss, unimportable
 from trtpipe.job.importable import find_module, missing

@@ -18,7 +18,7 @@ from trtpipe.cli.commands.options import (
     set_option,
 )
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
-from trtpipe.job.dump import write_job
+from trtpipe.job.dump import require_same_code, write_job
 from trtpipe.job.importable import on_path
 from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
@@ -65,6 +65,7 @@ def command(
     target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
     require_apart(target, job)
     require_writable_file(target)
+    require_same_code(loaded, target.resolve().parent)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         tuned = tune(loaded, out, reporter, evaluations=evaluations)
     limits = loaded.check.limits

@@ -17,7 +17,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -37,6 +37,14 @@ _UNSEEN = {
 }
 
 
+@dataclass(frozen=True)
+class Heard:
+    """All that a recorder was told, each thing once, and since when, in ns by the clock of files."""
+
+    lines: bytes
+    began: int
+
+
 class Recorder:
     """Records what is read while it is entered, in this process and in those forked from it.
 
@@ -45,9 +53,14 @@ class Recorder:
     Args:
         folder: of the job file.
         known: files and folders that are ingredients already, and folders of trtpipe itself; they are not recorded.
+        earlier: what the same code was heard to read before, in this process. It counts as read again: packages keep
+            what they have read (`linecache`, an `lru_cache`), and nothing is opened then.
     """
 
-    def __init__(self, folder: Path | None = None, known: Iterable[str | Path] = ()) -> None:
+    def __init__(
+        self, folder: Path | None = None, known: Iterable[str | Path] = (), earlier: Heard | None = None
+    ) -> None:
+        self._earlier = earlier
         self._folder = Path.cwd() if folder is None else folder
         self._known = tuple(os.path.abspath(p) for p in known)
         self._depth = 0
@@ -63,6 +76,10 @@ class Recorder:
             if self._log is None:
                 self._log = _unnamed_file()
                 self._began = os.fstat(self._log).st_ctime_ns  # by the clock of files, which is behind time.time_ns
+                if self._earlier is not None:
+                    with open(self._log, "ab", closefd=False) as stream:
+                        stream.write(self._earlier.lines)
+                    self._began = self._earlier.began
             self._watch.enter_context(heard_by(self, str(self._folder)))
         self._depth += 1
         return self
@@ -97,6 +114,14 @@ class Recorder:
     def reads(self) -> Reads:
         """All reads so far."""
         return self._added | self._summary(0)
+
+    @property
+    def heard(self) -> Heard | None:
+        """What another recorder may go on from; None where nothing was recorded."""
+        if self._log is None:
+            return self._earlier
+        data = os.pread(self._log, self._size(), 0)
+        return Heard(b"".join(dict.fromkeys(data.splitlines(keepends=True))), self._began)
 
     def changed(self) -> tuple[str, ...]:
         """Files that were read and have changed since, unless the job's own code wrote them, or they came and went."""
