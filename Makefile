@@ -54,7 +54,7 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
 test: $(SETUP)  ## Run the tests, but those marked acceptance or gpu; MARKS='not gpu' adds acceptance.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m '$(MARKS)' $(ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m '$(MARKS)' $(ARGS)
 
 test-random: $(SETUP)  ## Run the property tests on other examples each time, which CI does not.
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m 'hypothesis and not gpu' $(ARGS)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from calib.algorithms import ALGORITHMS, INT8_MAX, SMALLEST_SCALE, mean_squared_errors, threshold
 from calib.errors import CalibError, some_of
+from calib.frozen import Frozen
 from calib.histogram import Histogram, magnitude
 
 Halves = tuple[Histogram, Histogram]
@@ -29,11 +30,7 @@ CLIPPED = 0.01
 POOR_DB, GAIN_DB = 15.0, 10.0
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class TensorAudit(_Frozen):
+class TensorAudit(Frozen, strict=True):
     """The statistics of one tensor, and what its threshold does to it.
 
     Attributes:
@@ -62,7 +59,7 @@ class TensorAudit(_Frozen):
         return magnitude(self.low, self.high)
 
 
-class Audit(_Frozen):
+class Audit(Frozen, strict=True):
     """What a calibration was made from.
 
     Attributes:

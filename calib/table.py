@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -24,6 +24,7 @@ from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digit
 from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.files import read_regular, replacing
+from calib.frozen import Frozen
 from calib.histogram import Histogram
 from calib.samples import combine_digests
 from calib.strictjson import first_problem
@@ -42,20 +43,16 @@ Key = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*:[A-Za-z0-9_.\[\]-]+$", m
 Amax = Annotated[float, Field(ge=LEAST_AMAX, le=float(np.finfo(np.float32).max), allow_inf_nan=False)]
 
 
-class _Corrections(BaseModel):
+class _Corrections(Frozen, strict=True):
     """The part of a table of version 2."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     steps: tuple[Step, ...]
     sha256: Hex | None
     none: Annotated[str, Field(max_length=1024)] = ""
 
 
-class _TableFile(BaseModel):
+class _TableFile(Frozen, strict=True):
     """The JSON file, field by field."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal["calib-table"]
     version: Literal[1, 2]

@@ -1,8 +1,9 @@
 """Who may import whom: one contract of import-linter, no circle, no module named in a text from below.
 
-An import counts wherever it stands and however it is written: a statement, `importlib`, `__import__`, `sys.modules`, a
-name in a text. What cannot be seen in a source is not looked for: one hidden on purpose (bytes, base64, letters put
-together, `getattr` of a module), and a process whose command is put together while it runs.
+An import counts wherever it stands, in each of the ways that are planted below: a statement, `importlib`, `__import__`,
+`sys.modules`, a name in a text, and what takes or runs a text as code. A command of our own program is no import, and
+counts as one of what it runs. Not looked for is what is hidden on purpose (bytes, base64, letters put together, an
+attribute by `getattr`, finders of `sys.meta_path`), and a process whose command is put together while it runs.
 """
 
 from __future__ import annotations
@@ -253,6 +254,12 @@ def test_a_planted_upward_import_breaks_the_contract(module: str, line: str, cop
         "subprocess.run([sys.executable, '-m', 'trtpipe', 'check', path])",
         "subprocess.run(['trtpipe', 'check', path])",
         "subprocess.Popen(('trtpipe', *arguments))",
+        "subprocess.run(args=['trtpipe', 'check', path])",
+        "subprocess.run([sys.executable, '-mtrtpipe', 'check', path])",
+        "subprocess.run('trtpipe check x', shell=True)",
+        "subprocess.run(f'python -m trtpipe check {path}', shell=True)",
+        "os.system('trtpipe check x')",
+        "asyncio.create_subprocess_exec('trtpipe', 'check', path)",
     ],
 )
 def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree) -> None:
@@ -290,6 +297,11 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree)
         "compile(script, 'steps', 'exec')",
         "__builtins__['exec'](script)",
         "logging.config.dictConfig(settings)",
+        "operator.attrgetter('trt.flavour')(trtpipe)",
+        "inspect.getmodule(function)",
+        "code.InteractiveInterpreter().runsource(script)",
+        "timeit.timeit(script)",
+        "import doctest\ndoctest.testmod()",
     ],
 )
 def test_a_planted_import_by_a_name_made_at_run_time_is_found(line: str, tree: Tree) -> None:

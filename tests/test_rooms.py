@@ -144,14 +144,14 @@ def test_a_dataclass_that_changes_is_found(line: str, names: list[str]) -> None:
 
 
 def held(module: ast.Module, types: Collection[str] = CHANGEABLE) -> list[str]:
-    """Fields of frozen dataclasses and named tuples that are annotated as one of these types, by default what can be
-    changed in place; what a function takes or returns is no part of the value."""
+    """Fields of frozen dataclasses, named tuples and pydantic's own models that are annotated as one of these types, by
+    default what can be changed in place; what a function takes or returns is no part of the value."""
     found = []
     for node in ast.walk(resolved(module)):
         if not isinstance(node, ast.ClassDef):
             continue
         frozen = any("dataclass" in ast.unparse(d) and is_frozen(d) for d in node.decorator_list)
-        if frozen or any(ast.unparse(base).endswith("NamedTuple") for base in node.bases):
+        if frozen or any(ast.unparse(base).endswith(("NamedTuple", "BaseModel")) for base in node.bases):
             fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
             found += [f"{node.name}.{ast.unparse(n.target)}" for n in fields if names(n.annotation, types)]
     return found
@@ -168,7 +168,7 @@ def names(annotation: ast.expr, types: Collection[str]) -> bool:
 
 def test_a_frozen_value_holds_nothing_that_changes(tree: Tree) -> None:
     found = [f"{name}.{field}" for name, module in tree.modules.items() for field in held(module)]
-    assert found == [], "annotate Mapping, Sequence or tuple, through which nobody changes it"
+    assert found == [], "annotate Mapping, Sequence or tuple, or derive a model from Frozen: nobody changes it"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,7 @@ def test_a_frozen_value_that_holds_what_changes_is_found(field: str, found: bool
     wanted = ["A.x"] if found else []
     assert held(ast.parse(f"@dataclass(frozen=True)\nclass A:\n    {field}")) == wanted
     assert held(ast.parse(f"class A(NamedTuple):\n    {field}")) == wanted
+    assert held(ast.parse(f"class A(pydantic.BaseModel):\n    {field}")) == wanted
     assert held(ast.parse(f"@dataclass\nclass A:\n    'Mutable: it grows.'\n    {field}")) == []
 
 

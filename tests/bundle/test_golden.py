@@ -11,6 +11,7 @@ import shipping
 
 from trtpipe.bundle import golden
 from trtpipe.errors import InputError
+from trtpipe.values import TensorSpec
 
 INPUTS, OUTPUTS = (shipping.INPUT,), (shipping.OUTPUT,)
 
@@ -29,6 +30,19 @@ def test_a_slice_is_written_in_its_own_order() -> None:
     images = np.arange(2 * 3 * 8 * 8, dtype=np.float32).reshape(8, 8, 3, 2).transpose(3, 2, 0, 1)
     data = golden.to_bytes(golden.Golden({"image": images}, {"logits": np.zeros((2, 3), np.float32)}, None, None))
     np.testing.assert_array_equal(golden.from_bytes(data, INPUTS, OUTPUTS, "g").inputs["image"], images)
+
+
+@pytest.mark.parametrize(("batch", "kept"), [(None, 5), (1, 5), (2, 6), (4, 7), (7, 7)])
+def test_the_first_samples_are_whole_batches_where_outputs_depend_on_them(batch: int | None, kept: int) -> None:
+    """An output of the batch has one row for each: the last batch may be smaller."""
+    batches = -(-7 // (batch or 1))
+    rows = {"logits": np.arange(21, dtype=np.float32).reshape(7, 3), "mean": np.arange(batches, dtype=np.float32)}
+    whole = golden.Golden({"image": np.zeros((7, 3, 8, 8), np.float32)}, rows, np.arange(7), batch)
+    first = golden.first(whole, (shipping.OUTPUT, TensorSpec("mean", "float32", (), batch_axis=None)), 5)
+    assert (first.samples, len(first.outputs["logits"]), first.batch) == (kept, kept, batch)
+    assert first.labels is not None
+    assert first.labels.tolist() == list(range(kept))
+    assert first.outputs["mean"].tolist() == list(range(-(-kept // (batch or 1))))
 
 
 def tensors(**changes: Any) -> dict[str, Any]:

@@ -127,6 +127,15 @@ def test_a_batch_triton_cannot_choose(tmp_path: Path, schema: Any, batch: Any) -
     assert model.notes == ("Triton does no batching: the batch is fixed, begins above 1 or differs between bindings.",)
 
 
+def test_a_batch_of_one_is_joined_to_none(tmp_path: Path, schema: Any) -> None:
+    one = {"N": DimRange(1, 1, 1)}
+    inputs = (TensorSpec("x", "float32", ("N", 7), one),)
+    model = triton_model(with_engine(tmp_path, "tensorrt", inputs, (TensorSpec("y", "float32", ("N", 2), one),)))
+    config = parsed(schema, model.config)
+    assert (config.max_batch_size, list(config.input[0].dims)) == (1, [7])
+    assert not config.HasField("dynamic_batching")
+
+
 def test_requests_of_samples_that_change_each_other_are_not_joined(tmp_path: Path, schema: Any) -> None:
     bundle = with_engine(tmp_path, "tensorrt", (shipping.INPUT,), (shipping.OUTPUT,))
     mixed = dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"mixed": ("logits",)}))

@@ -76,6 +76,11 @@ def test_the_network_is_strongly_typed_wherever_it_can_be(world):
     assert world.asked("create_network") == [(1 << flag("NetworkDefinitionCreationFlag", name),)]
 
 
+def test_layers_are_described_in_detail_unless_the_job_says_otherwise(world):
+    engine_of()
+    assert world.asked("profiling_verbosity") == [(flag("ProfilingVerbosity", "DETAILED"),)]
+
+
 def test_precision_flags_only_where_nothing_is_strongly_typed(world):
     engine_of()
     if STRONG:

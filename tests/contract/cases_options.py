@@ -29,6 +29,12 @@ def _called(name, *arguments):
     return lambda world: tuple(a() if callable(a) else a for a in arguments) in world.asked(name)
 
 
+def _placed(devices):
+    """The last call for each of these layers."""
+    last = {layer: flag("DeviceType", device) for layer, device in devices.items()}
+    return lambda world: last.items() <= dict(world.asked("set_device_type")).items()
+
+
 def _enum(name, member):
     return lambda: flag(name, member)
 
@@ -87,7 +93,7 @@ OPTIONS = {
     "dla_core": (1, {"default_device_type": "dla"}, _called("DLA_core", 1)),
     "gpu_fallback": (True, DLA, _set("GPU_FALLBACK")),
     "device_types": (
-        {"layer2.*": "dla"}, {}, _called("set_device_type", "layer2.conv", _enum("DeviceType", "DLA")),
+        {"layer*": "dla", "layer2.*": "gpu"}, {}, _placed({"layer1.conv": "DLA", "layer2.conv": "GPU"}),
     ),
     "plugins": (("libplugin.so",), {}, "tests/trt/test_trt_plugins.py"),
 }  # fmt: skip

@@ -16,7 +16,8 @@ from trtpipe.figures import CONFIDENCE_TEXT
 from trtpipe.job import rules
 from trtpipe.model import corners
 from trtpipe.model.onnx import reading
-from trtpipe.nightly import fleet, regressions, transport
+from trtpipe.nightly import fleet, history, regressions, transport
+from trtpipe.pipeline import prepared
 from trtpipe.pipeline.cache import store
 from trtpipe.quantization import diagnose, formats, payoff, policy, precision, search
 from trtpipe.quantization.corrections import correct, guard, samples
@@ -26,7 +27,7 @@ from trtpipe.runtime import executor, recheck
 from trtpipe.trt import formats as trt_formats
 from trtpipe.trt import platforms
 
-WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 #: The page, and what it says of a constant, made of that constant.
 QUOTED = [
@@ -60,7 +61,9 @@ QUOTED = [
     ("calibration", f"up to {correct.MORE_JUDGES} samples of each half of the {samples.MOST_SAMPLES}"),
     ("calibration", f"fewer than {correct.ENOUGH_VALUES:,} values were seen"),
     ("calibration", f"With fewer than {samples.LEAST_SAMPLES} samples that differ"),
+    ("choosing", f"fewer than {payoff.TILE} numbers, most convolutions with fewer than {payoff.TILE} channels"),
     ("choosing", f"keeps about {payoff.KERNEL_BYTES // 1000} kB of CUDA source"),
+    ("formats", f"on the first batches, up to {prepared.RANGE_SAMPLES} samples or one batch"),
     ("formats", f"under {policy.LEAST_FEATURES} inputs or outputs"),
     ("formats", f"at\nmost {policy.LEAST_FEATURES} channels or kernels of over {policy.MOST_KERNEL} elements"),
     ("formats", f"input has 2 or {policy.MOST_DIMENSIONS_NVFP4} dimensions"),
@@ -74,6 +77,7 @@ QUOTED = [
     ("nightly", f"`--cache-size {store.DEFAULT_LIMIT_BYTES // 10**9}GB` is held"),
     ("nightly", f"valid for {transport.VALID_DAYS} days"),
     ("nightly", f"after {WORDS[fleet.MOST_STARTS]} lost workers it is given up"),
+    ("nightly", f"once there are {WORDS[regressions.LEAST_TREND]}, with the median of the last {WORDS[history.GREENS]}"),
     ("nightly", f"above {regressions.EXACT_DB:.0f} dB all count as equal"),
     ("onnx", f"**Opsets** {reading._OPSETS[0]} to {reading._OPSETS[1]}"),
     ("routes", f"fewer than {partition.MIN_BLOCK_SIZE} operations"),

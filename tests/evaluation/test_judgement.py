@@ -285,6 +285,19 @@ def test_a_metric_of_ones_and_zeros_is_a_share_with_the_exact_interval(monkeypat
         assert judged(replace(engine, interval=binomial_interval(few, few)), confident).passed is False
 
 
+@pytest.mark.parametrize(("function", "value"), [("cosine", 1.0), ("mae", 0.0)])
+def test_a_built_in_measure_of_ones_or_zeros_is_no_share(
+    function: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callable that gives the same numbers is one."""
+    ids, rows = tuple(map(str, range(20))), {"y": RNG.random((20, 4))}
+    built_in = judge("m", OwnMetric(function=function), labelled=False)
+    own = judge("m", named(lambda outputs, labels, ids: np.full(len(ids), value), monkeypatch), labelled=False)
+    for metric, interval in ((built_in, (value, value)), (own, binomial_interval(20 * int(value), 20))):
+        figures = {m.name: m for m in Judgement((metric,), None, ids, rows).measure(rows)[0]}
+        assert (figures["m_engine"].value, figures["m_engine"].interval) == (value, interval)
+
+
 def test_of_a_few_samples_no_figure_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(confident=True, metrics={"m": MetricLimits(max=1.0)})
     for samples, passed in ((1, False), (LEAST_RESAMPLED - 1, False), (LEAST_RESAMPLED, True)):

@@ -9,12 +9,12 @@ import pytest
 from jobs import GOOD, INPUT, write
 from pydantic import BaseModel
 
+from calib.frozen import ReadOnly
 from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, read_job, read_jobs
-from trtpipe.job.section import ReadOnly
 from trtpipe.job.sections import Build
 
 
@@ -337,7 +337,7 @@ def test_no_mapping_of_a_job_can_be_changed() -> None:
     known = {"inputs", "build.profiles", "build.memory_pools", "check.metrics", "model.args"}
     assert {f"job.{path}" for path in known} <= set(found)
     for path, mapping in found.items():
-        with pytest.raises(TypeError, match="a mapping of a job is read-only: make another job with model_copy"):
+        with pytest.raises(TypeError, match="a mapping of a frozen value is read-only"):
             mapping["x"] = 7
         for change in (mapping.clear, mapping.popitem, lambda m=mapping: m.update(x=7), lambda m=mapping: m.pop("x")):
             with pytest.raises(TypeError, match="read-only"):

@@ -164,6 +164,14 @@ def test_a_wrong_value_is_said_where_it_stands_in_the_matrix_and_once(tmp_path):
     ]
 
 
+def test_what_a_word_of_the_axis_precision_sets_is_said_at_its_line(tmp_path):
+    head = "name: a\nbuild: {target: onnxruntime}\nmatrix:\n  precision: [fp16, fp8]\n"
+    assert problems(tmp_path, head) == [
+        "jobs.yaml:4: precision.fp8_mode: must be false for target onnxruntime (got true). ONNX Runtime optimizes FP8 "
+        "graphs wrongly on a CPU and has no FP4: use int8_mode."
+    ]
+
+
 def test_a_value_that_is_wrong_for_some_combinations_alone_names_them(tmp_path):
     head = "name: a\nprecision: {fp16_mode: true, placement: all}\nmatrix:\n  precision: "
     labels = "{int8: {int8_mode: true}, w4: {weights: int4}, half: {}}\n"

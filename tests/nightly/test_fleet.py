@@ -209,14 +209,12 @@ def test_a_worker_that_is_stopped_while_its_scheduler_ends_does_too(guarded_flee
     for i in range(3):
         guarded_fleet.worker(f"w{i}")
     guarded_fleet.wait(3)
-    began = time.monotonic()
     guarded_fleet.processes["scheduler"].send_signal(signal.SIGTERM)
     for i in range(3):
         time.sleep(0.05)
         guarded_fleet.processes[f"w{i}"].send_signal(signal.SIGTERM)
     ended = [guarded_fleet.processes[f"w{i}"].wait(60) for i in range(3)]
     assert set(ended) <= {0, 130}, [guarded_fleet.log(f"w{i}") for i in range(3)]
-    assert time.monotonic() - began < 60
 
 
 @pytest.fixture

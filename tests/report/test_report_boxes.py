@@ -50,7 +50,7 @@ def outputs(move: float = 0.0) -> dict[str, Array]:
     """Two samples of three candidates; the second sample's are moved, and the last candidates are uncertain."""
     corners = np.tile(np.array([(2, 2, 10, 10), (12, 12, 20, 20), (0, 0, 30, 30)], np.float32), (2, 1, 1))
     corners[1] += move
-    scores = np.tile(np.array([0.9, 0.8, 0.1], np.float32), (2, 1))
+    scores = np.tile(np.array([0.9, 0.8, 0.25], np.float32), (2, 1))
     return {"boxes": corners, "scores": scores, "labels": np.tile(np.array([1, 2, 3]), (2, 1))}
 
 

@@ -32,6 +32,13 @@ def test_without_labels_the_rows_are_the_baselines_classes() -> None:
     assert found.counts.tolist() == [[2, 1, 0], [0, 3, 0], [0, 0, 2]]
 
 
+def test_a_label_beyond_the_classes_is_of_no_row() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 2, 2, 3])
+    found = confusion(ComparedOutputs({"y": samples.REFERENCE}, {"y": samples.FOUND}, [""] * 8, labels), None)
+    assert found is not None
+    assert (found.rows, found.counts.tolist(), found.others) == ("label", [[2, 1, 0], [0, 2, 0], [0, 1, 1]], 0)
+
+
 def test_of_many_classes_those_with_errors_are_shown() -> None:
     reference = np.eye(40, dtype=np.float32)
     executed = reference.copy()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import re
+import tempfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -209,7 +210,7 @@ def handed(monkeypatch, small, tmp_path):
         compiling = (torch_tensorrt if route == "torch_tensorrt" else torch2trt).compile_engine
         with pytest.raises(BuildError, match=r"^build: enough\.$"):
             compiling(wanted, small.loaded, quantized, Silent(), calibration)
-        return re.sub(r" at 0x\w+|/tmp/tmp\w+", "", repr(given))
+        return re.sub(rf" at 0x\w+|{re.escape(tempfile.gettempdir())}/tmp\w+", "", repr(given))
 
     return hand
 

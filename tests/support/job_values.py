@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 #: A value of each key that differs from that of `BASE`, and what else has to change with it. One row for every key but
-#: those of BuildOptions, which `trt.options` and `routes.options` have a row for each.
+#: those of BuildOptions, which `trt.options` and `routes.support` have a row for each.
 CHANGES: dict[str, dict[str, Any]] = {
     "name": {"name": "other"},
     "model.factory": {"model.factory": "net:other"},

@@ -27,7 +27,11 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 #: What imports a module whose name is made at run time.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval", "entry_points",
            "spec_from_file_location", "reload", "SourceFileLoader", "module_from_spec", "exec_module",
-           "load_module", "ImportString", "dictConfig", "compile", "__builtins__"}  # fmt: skip
+           "load_module", "ImportString", "dictConfig", "compile", "__builtins__", "attrgetter", "getmodule",
+           "runsource", "runcode", "testmod", "timeit"}  # fmt: skip
+#: What runs a command that is its first argument, as a text or word by word.
+RUNNING = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "system", "popen",
+           "create_subprocess_exec", "create_subprocess_shell"}  # fmt: skip
 #: What writes to a standard stream, by its dotted name.
 STREAMS = re.compile(
     r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
@@ -246,9 +250,12 @@ def used(node: ast.AST) -> set[str]:
 def is_own_command(node: ast.AST) -> bool:
     """Whether an expression is a command line of our program, or a call that is given one."""
     if isinstance(node, ast.Call):
-        lists = (a.elts for a in node.args if isinstance(a, ast.List | ast.Tuple))
-        return any(ast.unparse(first) == "'trtpipe'" for first, *_ in filter(None, lists))
-    return isinstance(node, ast.List | ast.Tuple) and "'-m', 'trtpipe'" in ast.unparse(node)
+        given = [*node.args, *(k.value for k in node.keywords)]
+        first = [a.elts[0] for a in given if isinstance(a, ast.List | ast.Tuple) and a.elts]
+        if ast.unparse(node.func).rpartition(".")[2] in RUNNING:
+            first += given
+        return any(re.match(r"f?['\"]([^'\"]* -m *)?trtpipe\b(?![.:-])", ast.unparse(word)) for word in first)
+    return isinstance(node, ast.List | ast.Tuple) and bool(re.search("'-m(', ')?trtpipe'", ast.unparse(node)))
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,19 @@ def test_a_ctrl_c_inside_the_logger_is_one() -> None:
     watch = Watch(Interrupted(), "error")
     with pytest.raises(Cancelled, match="build: cancelled while TensorRT was building"):
         create(without_cuda(), "Builder", watch, logger_of(watch))
+
+
+def test_a_reason_is_that_of_its_own_thread() -> None:
+    watch = Watch(Silent(), "error")
+    since = watch.mark()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(watch.message, "error", "theirs").result()
+        assert watch.reason(since) == "theirs"  # the only one there is
+        watch.message("error", "mine")
+        other.submit(watch.message, "error", "theirs again").result()
+        assert watch.reason(since) == "mine"
+        assert other.submit(watch.reason, since).result() == "theirs again"
+    assert watch.reasons(since) == "theirs; mine; theirs again"
 
 
 def test_what_builds_loads_and_judges_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,9 @@ def test_a_cache_that_was_given_is_used_in_the_place_of_the_machines_own(tmp_pat
     driver = Driver("12.6", (Gpu(0, "Orin", "8.7", 1),))
     own = timing_cache.file_of(tmp_path, found, driver, driver.devices[0])
     assert own == tmp_path / timing_cache.file_name(found, driver, driver.devices[0])
+    (tmp_path / timing_cache.GIVEN).mkdir()
+    assert timing_cache.file_of(tmp_path, found, driver, driver.devices[0]) == own
+    (tmp_path / timing_cache.GIVEN).rmdir()
     (tmp_path / timing_cache.GIVEN).write_bytes(b"ab")
     assert timing_cache.file_of(tmp_path, found, driver, driver.devices[0]) == tmp_path / timing_cache.GIVEN
 

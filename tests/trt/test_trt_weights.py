@@ -47,7 +47,8 @@ LAST = WEIGHT.transpose(0, 2, 3, 1)
     [
         (WEIGHT, WEIGHT.size, 0),
         (LAST, WEIGHT.size, 0),
-        (np.pad(LAST, [(0, 0)] * 3 + [(0, 2)]), WEIGHT.size, 0),
+        *((np.pad(LAST, [(0, 0)] * 3 + [(0, channels - 6)]), WEIGHT.size, 0) for channels in (8, 16, 32)),
+        (np.pad(LAST, [(0, 0)] * 3 + [(0, 4)]), 0, 0),
         (WIDE, 0, WEIGHT.size),
         (WIDE.transpose(0, 2, 3, 1).astype(np.float16), 0, WEIGHT.size),
         (WEIGHT[::-1], 0, 0),

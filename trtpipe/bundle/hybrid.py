@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 from safetensors.numpy import save
 
+from calib.frozen import Frozen
 from calib.strictjson import first_problem, loads
 from trtpipe.bundle.golden import tensors_of
 from trtpipe.bundle.manifest import AGAIN, HYBRID
@@ -51,8 +52,8 @@ _MAX_PLAN_BYTES, _MAX_DEPTH = 16 << 20, 8
 PlainName = Annotated[str, Field(pattern=_NAME)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class _Part(Frozen, strict=True):
+    pass
 
 
 class EngineStep(_Part):

@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
 from calib.corrections import corrections_path
 from calib.files import open_regular
+from calib.frozen import Frozen
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from calib.types import JsonObject
@@ -86,12 +87,6 @@ FileName = Annotated[str, Field(pattern=PLAIN_NAME, max_length=MOST_NAME)]
 _VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
 
 
-class ManifestPart(BaseModel):
-    """A part of a manifest: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def _strict_build(raw: object) -> object:
     """`raw` with tuples for lists and `DimRange` for ranges: the job's models are strict and take nothing else."""
     if isinstance(raw, list | tuple):
@@ -103,14 +98,14 @@ def _strict_build(raw: object) -> object:
     return {k: _strict_build(v) for k, v in raw.items()}
 
 
-class FileEntry(ManifestPart):
+class FileEntry(Frozen):
     """One file beside the manifest."""
 
     size: int = Field(ge=0, description="bytes")
     sha256: str = Field(pattern=SHA256)
 
 
-class EngineInfo(ManifestPart):
+class EngineInfo(Frozen):
     """What the engine file is and where it may run."""
 
     file: EngineFile
@@ -140,7 +135,7 @@ class EngineInfo(ManifestPart):
     )
 
 
-class Manifest(ManifestPart):
+class Manifest(Frozen):
     """Everything a device has to know about a bundle, or a kit, before it touches the engine."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from calib.frozen import Frozen
 from trtpipe.values import DimRange
 
 #: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
@@ -66,10 +67,8 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class BuildOptions(BaseModel):
+class BuildOptions(Frozen):
     """Everything that steers the TensorRT builder and is not the model's precision."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     compute_capability: Annotated[tuple[ComputeCapability, ...], AfterValidator(_each_once)] = Field(
         default=(),

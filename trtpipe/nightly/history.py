@@ -27,6 +27,8 @@ from trtpipe.streams import require_no_stream
 TABLES_VERSION = 1
 #: How long another program's lock is waited for, seconds.
 LOCKED_S = 60
+#: The latest green results of a job that a night is compared with.
+GREENS = 10
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY, began TEXT NOT NULL, ended TEXT, state TEXT NOT NULL, arguments TEXT NOT NULL);
@@ -190,8 +192,8 @@ class History:
         return {p.outcome.name: p for p in self._select(where, (before_run,))}
 
     def greens(self, before_run: int | None) -> dict[str, tuple[Past, ...]]:
-        """The latest 10 green results of every job before a run, the latest first; of all runs for None."""
-        return self._ranked("green = 1 AND run < coalesce(?, run + 1)", before_run, 10)
+        """The latest `GREENS` green results of every job before a run, the latest first; of all runs for None."""
+        return self._ranked("green = 1 AND run < coalesce(?, run + 1)", before_run, GREENS)
 
     def recent(self, last_run: int) -> dict[str, tuple[Past, ...]]:
         """The latest 30 results of every job up to a run, the earliest first."""

@@ -15,6 +15,8 @@ from trtpipe.nightly.outcome import ACCEPTED, THERE, Comparison, JobOutcome
 
 #: Signal to noise ratios above it count as equal: both are rounding errors of float32.
 EXACT_DB = 100.0
+#: Green nights with a figure from which there is a trend.
+LEAST_TREND = 3
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def compare(
     for (name, output), now in _figures(outcome).items():
         earlier = [p[name, output] for p in past if (name, output) in p]
         before = earlier[0] if earlier else None
-        trend = statistics.median(earlier) if len(earlier) >= 3 else None
+        trend = statistics.median(earlier) if len(earlier) >= LEAST_TREND else None
         if before is None:
             continue
         if (limit := _way(name, limits)) is None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from calib.files import read_regular
+from calib.frozen import Frozen
 from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
@@ -21,10 +22,8 @@ from trtpipe.quantization.search import Candidate, Trial
 _Format = Literal["trtpipe-trials"]
 
 
-class _TrialsFile(BaseModel):
+class _TrialsFile(Frozen):
     """The file, field by field; infinities are strings, as `jsontext` writes them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: _Format
     version: Literal[1]
