@@ -42,6 +42,21 @@ def test_a_limit_is_not_taken_away_by_an_empty_variable_of_the_shell(folder, tex
     assert limits.check.limits.given == {"sqnr_db_min": 1}
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("check.limits.cosine_min=0.5", "check.limits={sqnr_db_min: 1}"), ("check.batch_size=2", "check.batch_size=4"),
+     ("build.route=onnx", "build={target: tensorrt}")],
+)  # fmt: skip
+def test_no_override_takes_away_another(folder, first, then):
+    """A limit of one was not in force, without a word; the other way round the second changes the first."""
+    with pytest.raises(JobErrors) as raised:
+        read_job(write(folder), [first, then])
+    key, replaced = then.partition("=")[0], first.partition("=")[0]
+    assert str(raised.value) == (
+        f"--set: {key}: must not replace what another --set gives (got '{then}' after {replaced}). Give one."
+    )
+
+
 def test_a_file_that_is_no_job_is_not_shown(folder):
     (folder / "key").write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n")
     with pytest.raises(JobErrors) as raised:
@@ -101,7 +116,7 @@ def test_capabilities_of_set_are_taken_as_written_too(folder):
     path = write(folder)
     with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
         read_job(path, ["build.compute_capability=[12.10]"])
-    job = read_job(path, ["build.compute_capability=[12.10]", "build.compute_capability=[8.6, 12.0]"])
+    job = read_job(path, ["build={compute_capability: [12.10]}", "build.compute_capability=[8.6, 12.0]"])
     assert job.build.compute_capability == ("8.6", "12.0")
 
 

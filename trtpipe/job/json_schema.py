@@ -34,7 +34,7 @@ that match nothing, and packages that are installed and cannot be imported, for 
 - Scalars are those of YAML 1.2: only `true` and `false` (and `True`, `TRUE`, ...) are booleans, and nothing is
   converted, so `"1"` is text.
 - An unknown key, a key given twice, an anchor, an alias or a tag is an error.
-- `--set section.key=value` overrides any key but `matrix` and what its axes set; the value is YAML.
+- `--set section.key=value` overrides any key but `matrix` and what its axes set, once; the value is YAML.
 - A callable is `package.module:name`, looked for in the folder of the job file first; none of yours may be in a module
   `calib` or `trtpipe`, as those are trtpipe's own packages.
 """

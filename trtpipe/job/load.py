@@ -240,6 +240,11 @@ class JobFile:
         except yamlfile.YamlProblem as p:
             self._problems.append(Problem(None, None, None, key, violation(p.must, p.got, p.hint)))
             return
+        if lost := next((s for s in self._set if s[: len(path)] == path), None):
+            got = f"{shown(override)} after {dotted(lost)}"
+            what = violation("not replace what another --set gives", got, "Give one.")
+            self._problems.append(Problem(None, None, None, key, what))
+            return
         inner = data
         for i, part in enumerate(path[:-1]):
             inner[part] = below = dict(inner[part]) if isinstance(inner.get(part), dict) else inner.get(part, {})
