@@ -183,7 +183,7 @@ def test_latencies_of_another_engine_are_not_taken_up(path, monkeypatch):
 
 
 def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder, path, tmp_path, capsys):
-    target = tmp_path / "closest.yaml"
+    target = folder / "closest.yaml"  # beside the code
     options = ["-q", "--evaluations", "2", "--set", "check.limits={sqnr_db_min: 200}"]
     code = main(["tune", str(path), "-o", str(tmp_path), "--write", str(target), *options])
     said = capsys.readouterr().out
