@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import resource
@@ -22,13 +23,43 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from photos import crops
 
-#: timm name -> side of the input in pixels
-MODELS = {"resnet50": 224, "tf_efficientnet_b4": 320, "vit_base_patch16_224": 224}
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the table: `factory` as a job file names it, `args` for it, `channels` and `side` of its images."""
+
+    factory: str
+    args: dict[str, Any]
+    channels: int
+    side: int
+
+    def made(self) -> Any:
+        """The network, with random weights."""
+        module, _, name = self.factory.partition(":")
+        return getattr(importlib.import_module(module), name)(**self.args).eval()
+
+    def images(self, seed: int = 0) -> Any:
+        """Its images, float32 [N, channels, side, side]."""
+        return crops(IMAGES, self.side, seed)[:, : self.channels]
+
+
+def of_timm(name: str, side: int) -> Network:
+    """A network of timm's."""
+    return Network("timm:create_model", {"model_name": name}, 3, side)
+
+
+MODELS = {
+    "quickstart": Network("trtpipe.examples.digits:resnet", {"num_classes": 10}, 1, 32),
+    "resnet50": of_timm("resnet50", 224),
+    "tf_efficientnet_b4": of_timm("tf_efficientnet_b4", 320),
+    "vit_base_patch16_224": of_timm("vit_base_patch16_224", 224),
+}
 PRECISIONS: dict[str, dict[str, bool]] = {
     "fp32": {},
     "fp16": {"fp16_mode": True},
@@ -44,10 +75,11 @@ PAGE = """\
 
 Written by `benchmarks/build_time.py` on a machine without a GPU ({machine}), {date}. {images} images calibrate and
 {images} are checked, random weights, default settings. Seconds; `whole` is from the command to the bundle, `parts` the
-sum of what no tool can leave out, measured in the same run: importing torch and timm, one `torch.export`, one ONNX
-export, the bare forward passes over the images ({images} for the baseline, {images} for the graph, {images} more for
-INT8), TensorRT-RTX on the ONNX file that trtpipe wrote. `ratio` is whole / parts. Memory is the peak of the building
-process and of the one in which TensorRT-RTX runs, in GB; `calibration` is that of a process that only calibrates: the
+sum of what no tool can leave out, measured in the same run: importing torch and the network's package, one
+`torch.export`, one ONNX export, the bare forward passes over the images ({images} for the baseline, {images} for the
+graph, {images} more for INT8), TensorRT-RTX on the ONNX file that trtpipe wrote.
+`ratio` is whole / parts. Memory is the peak of the building process and
+of the one in which TensorRT-RTX runs, in GB; `calibration` is that of a process that only calibrates: the
 bare network, and hooks that count what its layers give. INT8 rows calibrate and correct by default settings;
 `corrections off` shows the rest. `compile` is what is left of it when the graph is checked: both run at once.
 
@@ -79,11 +111,12 @@ The same program with an earlier checkout, on the same machine.
 
 def job(name: str, precision: str, corrections: bool) -> dict[str, Any]:
     """The job file's content."""
-    size = MODELS[name]
+    network = MODELS[name]
+    size = network.side
     made: dict[str, Any] = {
         "name": "job",
-        "model": {"factory": "timm:create_model", "args": {"model_name": name}},
-        "inputs": {"image": {"shape": ["N", 3, size, size], "N": {"min": 1, "opt": BATCH, "max": 16}}},
+        "model": {"factory": network.factory, "args": network.args},
+        "inputs": {"image": {"shape": ["N", network.channels, size, size], "N": {"min": 1, "opt": BATCH, "max": 16}}},
         "outputs": {"logits": {}},
         "precision": PRECISIONS[precision],
         "build": {"target": "tensorrt_rtx"},
@@ -133,14 +166,12 @@ def timed(name: str, into: dict[str, float]) -> Iterator[None]:
     into[name] = time.perf_counter() - began
 
 
-def network(name: str) -> tuple[Any, Any, Any]:
+def loaded(name: str) -> tuple[Any, Any, Any]:
     """The network, its images and the batch as a dynamic dimension."""
-    import timm
     import torch
 
-    model = timm.create_model(name).eval()
-    images = torch.from_numpy(crops(IMAGES, MODELS[name]))
-    return model, images, ({0: torch.export.Dim("N", min=1, max=16)},)
+    images = torch.from_numpy(MODELS[name].images())
+    return MODELS[name].made(), images, ({0: torch.export.Dim("N", min=1, max=16)},)
 
 
 def parts(row: str, onnx: str) -> dict[str, Any]:
@@ -148,9 +179,10 @@ def parts(row: str, onnx: str) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     name, precision = row.rsplit("-", 1)
     with timed("import", seconds):
-        import timm  # noqa: F401
         import torch
-    model, images, dynamic = network(name)
+
+        importlib.import_module(MODELS[name].factory.partition(":")[0])
+    model, images, dynamic = loaded(name)
     with timed("export", seconds), torch.no_grad():
         program = torch.export.export(model, (images[:BATCH],), dynamic_shapes=dynamic)
     with timed("ONNX export", seconds):
@@ -168,12 +200,11 @@ def parts(row: str, onnx: str) -> dict[str, Any]:
 def calibrated(row: str, folder: str) -> dict[str, Any]:
     """The peak of a process that calibrates and does nothing else: hooks on the eager network."""
     import numpy as np
-    import timm
     import torch
 
     from calib.observers import HistogramObserver
 
-    model, observers = timm.create_model(row.rsplit("-", 1)[0]).eval(), {}
+    model, observers = MODELS[row.rsplit("-", 1)[0]].made(), {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
             observers[name] = HistogramObserver()
@@ -205,7 +236,7 @@ def exported(row: str, out: str) -> dict[str, Any]:
     """The FP32 file that other tools begin with."""
     import torch
 
-    model, images, dynamic = network(row.rsplit("-", 1)[0])
+    model, images, dynamic = loaded(row.rsplit("-", 1)[0])
     arguments: dict[str, Any] = {"dynamo": True, "opset_version": OPSET, "verbose": False, "dynamic_shapes": dynamic}
     torch.onnx.export(model, (images[:BATCH],), out, external_data=False, **arguments)
     return {}
@@ -245,7 +276,7 @@ def measure(row: str, peer_python: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for seed, part in enumerate(("calibration", "check")):
-            np.save(folder / f"{part}.npy", crops(IMAGES, MODELS[name], seed))
+            np.save(folder / f"{part}.npy", MODELS[name].images(seed))
         whole = child("line", row, str(folder))
         figures: dict[str, Any] = {"row": row, "line": whole, "parts": child("parts", row, whole["onnx"])}
         if precision == "int8":
