@@ -99,11 +99,12 @@ bare network, and hooks that count what its layers give. INT8 rows calibrate and
 | --- | {parts_rule} |
 {by_part}
 {before}"""
-#: The same of another checkout, from the same machine.
+#: The same of another checkout.
 BEFORE = """
 ## Before
 
-The same program with an earlier checkout, on the same machine.
+The same program with an earlier checkout, in one run on one machine. That machine may be another one than above: ratios can be
+compared then, and seconds only with their own parts.
 
 {tables}
 """
