@@ -17,7 +17,7 @@ from trtpipe.runtime import compatibility as verify
 from trtpipe.runtime import executor
 from trtpipe.runtime.session import open_model
 from trtpipe.trt import driver
-from trtpipe.values import Engine, OnnxModel
+from trtpipe.values import Engine, Fallback, OnnxModel
 
 
 class Recorder:
@@ -48,6 +48,16 @@ def _opened(monkeypatch, tmp_path, specialization=None, target="tensorrt", **fie
     )
     ((_, options),) = Recorder.made
     return options
+
+
+def test_an_engine_with_pytorch_in_it_specializes_nothing(monkeypatch, tmp_path):
+    """It was opened, and the specialization had no effect."""
+    hybrid = (Fallback("head", "aten.sort", "TensorRT cannot take it"),)
+    with pytest.raises(InputError) as caught:
+        _opened(monkeypatch, tmp_path, "eager", "tensorrt_rtx", fallback=hybrid)
+    assert str(caught.value) == (
+        "specialization: must be left out for a bundle whose engine with PyTorch in it is run (got eager)."
+    )
 
 
 def test_a_plain_engine_gets_nothing_more(monkeypatch, tmp_path):

@@ -28,7 +28,7 @@ from trtpipe.job.job import COCO_OUTPUTS
 from trtpipe.job.sections import Transform
 from trtpipe.packages import present
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
-from trtpipe.pipeline.stages import Judged, batching
+from trtpipe.pipeline.judged import Judged, batching
 from trtpipe.pipeline.tables import table_notes
 from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render

@@ -196,6 +196,12 @@ def _batches(job: Job, prepared: PreparedJob) -> Iterator[Mapping[str, Array]]:
     return (b.arrays for b in prepared.first_samples.batches(job.batch_size(job.check)))
 
 
+#: Of ONNX Runtime's rows: the threads of other modes would find theirs on the cores.
+_RESTS = (
+    "its threads rest after a run (session.force_spinning_stop), which by default wait for the next one on the cores"
+)
+
+
 def _ort_modes(
     job: Job, prepared: PreparedJob, table: CalibrationTable | None, first: Mapping[str, Array]
 ) -> list[Mode]:
@@ -235,7 +241,7 @@ def _ort_mode(
         said = (
             ("each node is executed as it stands, without graph optimizations, which break FP8",) if as_written else ()
         )
-        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name, *said), close=runner.close)
+        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name, _RESTS, *said), close=runner.close)
 
     return Mode(name, "cpu", prepare, cannot)
 
@@ -246,7 +252,7 @@ def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
     def prepare() -> Ready:
         runner, notes = open_graph(bundle)
         size = bundle.manifest.files[GRAPH].size
-        return Ready(lambda: runner.run(first), runner.run, size, (runner.name, *notes), close=runner.close)
+        return Ready(lambda: runner.run(first), runner.run, size, (runner.name, _RESTS, *notes), close=runner.close)
 
     return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 

@@ -15,11 +15,12 @@ from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
 from trtpipe.pipeline.collector import seldom_collected
+from trtpipe.pipeline.judged import Judged
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results
-from trtpipe.pipeline.stages import Judged, build_engine, calibrate, check, check_graph, prepare, recalibrated
+from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare, recalibrated
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import after_search, verdict

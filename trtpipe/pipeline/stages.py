@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from calib.folders import unread
 from calib.table import CalibrationTable, given_table
-from calib.types import Array
-from trtpipe.batching import Batching
-from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
-from trtpipe.evaluation.corners import AtCorner, run_corners, with_corners
+from trtpipe.evaluation.check import Damaged, Runner
 from trtpipe.model.products import MATRIX_PRODUCTS
 from trtpipe.pipeline.as_wanted import require_products
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, departures, graph_and_control
+from trtpipe.pipeline.judged import Judged, check_data, compared
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results, Uncached
@@ -36,25 +34,12 @@ from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import activation_memory, graph_notes, open_engine
 from trtpipe.trt.implicit import NativeCalibration
-from trtpipe.values import CheckReport, Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import Engine, Executed, LayerPrecision, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The check of an engine, or of the graph that was executed for it, and what came out of that.
-
-    `outputs` are those on every check sample, [S, ...] by name, or [B, ...] where an output has no batch axis.
-    `device_memory_bytes` is the engine's `activation_memory`, None of a graph.
-    """
-
-    report: CheckReport
-    outputs: Mapping[str, Array]
-    device_memory_bytes: int | None = None
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -338,32 +323,13 @@ def judged(
         progress: receives the samples.
         require: "engine": a graph is not enough.
     """
-    how, samples = batching(job, prepared), prepared.first_check_batch
-    ran: list[AtCorner] = []
-    kept: dict[str, Array] = {}
-
-    def given(outputs: Mapping[str, Array]) -> None:
-        kept.update(outputs)
-        ran.extend(run_corners(runner, how, samples))
-
-    report = check_engine(
-        runner,
-        executed,
-        check_data(job, prepared),
-        job.check.limits,
-        damaged=damaged,
-        require=require,
-        keep=given,
-        warnings=verdict_warnings(
-            lowered, prepared.check_samples, prepared.first_digests if _fits_weights(job, prepared) else ()
-        ),
-        progress=progress,
+    doubts = verdict_warnings(
+        lowered, prepared.check_samples, prepared.first_digests if _fits_weights(job, prepared) else ()
     )
-    report = with_corners(report, ran, how, samples, prepared.corner_outputs)
+    found = compared(job, prepared, runner, executed, damaged, progress, require=require, warnings=doubts)
     unmet = (*job.unused(), *lowered.model_notes, *lowered.unmet, *_unfitted(job, prepared))
     beside = (*prepared.baseline.notes, *unread_notes(job, "calibration", "check"))
-    report = replace(report, notes=(*unmet, *beside, *report.notes))
-    return Judged(report, kept)
+    return replace(found, report=replace(found.report, notes=(*unmet, *beside, *found.report.notes)))
 
 
 def _unfitted(job: Job, prepared: PreparedJob) -> tuple[str, ...]:
@@ -381,20 +347,3 @@ def unread_notes(job: Job, *names: str) -> tuple[str, ...]:
     sections = {name: getattr(job, name) for name in names}
     folders = {f"{name}.images": data.images for name, data in sections.items() if data is not None and data.images}
     return tuple(note for where, folder in folders.items() for note in unread(where, folder, classes=True))
-
-
-def batching(job: Job, prepared: PreparedJob) -> Batching:
-    """How the check samples are run."""
-    return Batching(prepared.inputs, prepared.outputs, job.batch_size(job.check), job.build.profiles)
-
-
-def check_data(job: Job, prepared: PreparedJob) -> CheckData:
-    """The check samples with the baseline's outputs on them."""
-    size = job.batch_size(job.check)
-
-    def batches() -> Iterator[Mapping[str, Array]]:
-        return (b.arrays for b in prepared.check_source.batches(size))
-
-    baseline = prepared.baseline
-    how, judgement = batching(job, prepared), prepared.judgement
-    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), how, judgement)

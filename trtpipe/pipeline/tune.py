@@ -14,20 +14,19 @@ from calib.algorithms import ALGORITHMS
 from trtpipe.batching import joined
 from trtpipe.bundle.manifest import UNRECORDED
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import check_engine, measure
+from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID_LATENCY
 from trtpipe.job.dump import job_text
 from trtpipe.packages import versions
 from trtpipe.pipeline.cache.environment import BUILDERS, ROUTE_PACKAGES
 from trtpipe.pipeline.controls import graph_and_control
+from trtpipe.pipeline.judged import batching, compared
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.own_modules import sources, with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import (
-    batching,
     calibrate,
-    check_data,
     compile_engine,
     narrow_of,
     prepare,
@@ -201,8 +200,9 @@ class _Bench:
         """Digests of all that a trial depends on."""
         job = self.job
         outputs = hashlib.sha256()
-        for name, array in sorted(self.prepared.baseline.outputs.items()):
-            outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
+        for given in (self.prepared.baseline.outputs, *self.prepared.corner_outputs):
+            for name, array in sorted(given.items()):
+                outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
         labels = self.prepared.baseline.labels
         return {
             "graph": self.prepared.captured.digest,
@@ -257,8 +257,8 @@ class _Bench:
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:
-        """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control; where a
-        build refuses it, what that says."""
+        """One candidate down the line to its Q/DQ graph, and that against all check samples and at the declared sizes,
+        with the control; where a build refuses it, what that says."""
         job = chosen(self.job, candidate)
         table = self.calibrated(job, candidate.algorithm)
         try:
@@ -269,14 +269,7 @@ class _Bench:
         with self.stages(f"trial: {described(candidate)}") as progress:
             model = lowered_for(onnx_of(job, quantized), job.build.target)
             with graph_and_control(model, job.build.target) as (runner, damaged):
-                report = check_engine(
-                    runner,
-                    "graph",
-                    check_data(job, prepared),
-                    job.check.limits,
-                    damaged=damaged,
-                    progress=progress,
-                )
+                report = compared(job, prepared, runner, "graph", damaged, progress).report
         missed = shortfall(report.metrics, job.check.limits)
         share = self.int8_share(job)
         size, latency = len(model.data), self.latency_ms(job, quantized)

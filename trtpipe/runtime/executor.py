@@ -109,6 +109,15 @@ def open_engine(engine: Engine) -> tuple[OpenRunner, Executed]:
     return graph_as_checked(engine.graph.data, engine.target), "graph"
 
 
+def without_specializations(engine: EngineInfo | None, graph: bool) -> str:
+    """What is run and has no kernel specializations; "" for an engine of TensorRT-RTX, which has."""
+    if graph or engine is None or engine.target == "onnxruntime":
+        return "graph"
+    if engine.target == "tensorrt":
+        return "engine of TensorRT proper"
+    return "engine with PyTorch in it" if engine.fallback else ""
+
+
 def engine_runner(
     data: bytes, *, hybrid: bool, settings: RunnerSettings, specialization: Specialization | None = None
 ) -> OpenRunner:

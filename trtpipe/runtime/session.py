@@ -35,6 +35,7 @@ from trtpipe.runtime.executor import (
     is_exact,
     open_graph,
     unrecorded,
+    without_specializations,
 )
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import Specialization
@@ -369,8 +370,7 @@ def open_model(
     engine = bundle.manifest.engine
     if specialization not in (None, *get_args(Specialization)):
         raise InputError(f"specialization: must be {either(get_args(Specialization))} (got {specialization!r}).")
-    if specialization is not None and (graph or engine is None or engine.target != "tensorrt_rtx"):
-        what = "graph" if graph or engine is None or engine.target == "onnxruntime" else "engine of TensorRT proper"
+    if specialization is not None and (what := without_specializations(engine, graph)):
         raise InputError(f"specialization: must be left out for a bundle whose {what} is run (got {specialization}).")
     if engine is None and not graph:
         finish = shell("trtpipe", "build", bundle.path)
