@@ -94,10 +94,10 @@ def text_at_most(path: Path, most_bytes: int) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, asked: Path | None = None) -> Iterator[Path]:
     """A hidden sibling for the block to write, which becomes the file at `path` in one step when the block ends: a
     reader sees the whole old file or the whole new one. Where the block raises, nothing is left of it, and an OSError
-    names `path`.
+    names `path`, or the file that was `asked` for, beside which it is written.
 
     By hand, as libraries of atomic writes open the file themselves, and some writers here want its path.
     """
@@ -107,7 +107,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(sibling, path)
     except OSError as error:
         if error.filename is not None and Path(os.fsdecode(error.filename)) == sibling:  # no name that anybody gave
-            error.filename = str(path)
+            error.filename = str(asked or path)
         raise
     finally:
         with suppress(FileNotFoundError, NotADirectoryError):

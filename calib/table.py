@@ -187,7 +187,7 @@ class CalibrationTable:
     def save(self, path: str | Path) -> None:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
         for name, data in self.files(Path(path).name).items():
-            with replacing(Path(path).with_name(name)) as sibling:
+            with replacing(Path(path).with_name(name), Path(path)) as sibling:
                 sibling.write_bytes(data)
 
     @classmethod

@@ -54,6 +54,14 @@ def saved(tmp_path):
     return tmp_path / "calibration.json"
 
 
+def test_an_error_of_writing_names_the_file_that_was_asked_for(saved, tmp_path):
+    """Not the histograms', which are written first."""
+    wanted = tmp_path / "nowhere" / "t.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        CalibrationTable.load(saved, histograms=True).save(wanted)
+    assert caught.value.filename == str(wanted)
+
+
 def test_what_is_read_is_what_was_written(saved):
     assert CalibrationTable.load(saved) == made()
     whole = CalibrationTable.load(saved, histograms=True)

@@ -226,10 +226,11 @@ def test_a_packed_kit_is_no_job(tmp_path, capsys):
     """However long it is."""
     for content, why in ((b"\xff", "UTF-8 text (got byte 0xff at 0)"), (b"a" * (1 << 21), "a job file of at most ")):
         (tmp_path / "k.trtb").write_bytes(content)
-        assert main(["build", str(tmp_path / "k.trtb")]) == 2
-        said = capsys.readouterr().err
-        assert why in said
-        assert said.endswith("Of a packed kit make a folder first: trtpipe unpack.\n")
+        for key in ([], ["--key", str(tmp_path / "k.pub")]):
+            assert main(["build", str(tmp_path / "k.trtb"), *key]) == 2
+            said = capsys.readouterr().err
+            assert why in said
+            assert said.endswith("Of a packed kit make a folder first: trtpipe unpack.\n")
 
 
 def test_a_link_to_nothing_in_a_folder_of_jobs_is_an_error(tmp_path, capsys):

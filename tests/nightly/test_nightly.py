@@ -503,6 +503,8 @@ def test_what_validate_refuses_is_not_started(world, here):
     assert error.startswith("jobs/rtx.yaml:3: model.factory: must name something that net defines (got 'nat').")
     assert report["headline"] == "ERROR rtx"
     assert result(report, "rtx")["regressions"] == []
+    asked = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain")
+    assert nights.run(*asked, cwd=world, expect=2).splitlines()[-1] == "rtx: error, exit code 2"
 
 
 def test_a_worker_that_dies_is_replaced_and_the_job_tried_again(world):

@@ -357,7 +357,7 @@ def test_trials_of_another_graph_are_not_taken(tmp_path):
     Trials.open(file, {"graph": "1", "limits": "x"}).trial(TRIAL.candidate, lambda _: TRIAL)
     other = Trials.open(file, {"graph": "2", "limits": "x"})
     assert other.trials == []
-    assert other.notes == ["t.json: 1 trials were of another graph; started afresh"]
+    assert other.notes == ["t.json: its trials were made before a change of graph; started afresh"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "trtpipe-trials", "version": 2}', "[1"])

@@ -47,6 +47,20 @@ def test_the_job_itself_is_never_replaced(folder: Path, capsys: pytest.CaptureFi
     assert job.read_bytes() == before
 
 
+def test_the_current_folder_is_no_place_where_a_tuned_jobs_code_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another one the job could not be built, unless PYTHONPATH names it."""
+    monkeypatch.chdir(folder)
+    Path("sub").mkdir()
+    asked = ["tune", "m.yaml", "--write", "sub/t.yaml", "-o", "../out", "-q"]
+    assert main(asked) == 2
+    assert "and from there nothing" in capsys.readouterr().err
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    assert main(asked) == 0
+
+
 def test_a_tuned_job_is_written_where_its_code_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Elsewhere it would build another network, or none."""
     where = Path("elsewhere")

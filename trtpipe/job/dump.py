@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import yaml
@@ -48,8 +49,9 @@ def require_same_code(job: Job, folder: Path) -> None:
 
 
 def _places(module: str, folder: Path) -> list[str]:
-    """Where a module is found: its file, or a namespace package's folders."""
-    spec = find_module(module, (folder,))
+    """Where a module is found, from whatever the current folder is: its file, or a namespace package's folders."""
+    current, told = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    spec = find_module(module, (folder,), [p for p in sys.path if p in told or os.path.abspath(p) != current])
     if spec is None:
         return []
     return [os.path.realpath(p) for p in ([spec.origin] if spec.origin else spec.submodule_search_locations or ())]

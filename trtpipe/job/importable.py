@@ -104,10 +104,10 @@ def _installed_folders() -> tuple[str, ...]:
     return tuple(paths[name] + os.sep for name in ("purelib", "platlib", "stdlib"))
 
 
-def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
-    """The spec of a module, searched in `folders` and then where Python would; nothing is imported or executed. Its
-    name is the last part of the module's."""
-    where: list[str] | None = [*map(str, folders), *(p or "." for p in sys.path)]
+def find_module(name: str, folders: Iterable[Path] = (), path: Iterable[str] | None = None) -> ModuleSpec | None:
+    """The spec of a module, searched in `folders` and then where Python would, or in `path`; nothing is imported or
+    executed. Its name is the last part of the module's."""
+    where: list[str] | None = [*map(str, folders), *(p or "." for p in (sys.path if path is None else path))]
     spec: ModuleSpec | None = None
     for part in name.split("."):
         spec = PathFinder.find_spec(part, where)  # by its full name, a namespace package asks for its imported parent

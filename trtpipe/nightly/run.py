@@ -92,7 +92,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
 
 def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], tuple[JobOutcome, ...]]:
     """Every job's name with what would be built and why; empty reasons where the bundle would be reused. After them the
-    outcomes of those that cannot be planned, or whose bundle has no place: errors, as of a night."""
+    outcomes of those that cannot be planned or built here, or whose bundle has no place: errors, as of a night."""
     cache = Cache(options.cache, _store(options))
     with (
         History(options.history) as history,
@@ -100,8 +100,9 @@ def explain(options: Options) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], 
         _Night(options, Unwatched(), cache, history, None, digests, []) as night,
     ):
         found = [(p, night.found(p, explaining=True)) for p in night.plan()]
-        errors = tuple(night.outcomes.values())
-        return tuple((p.name, () if o else p.reasons) for p, o in found if o not in errors), errors
+        night.buildable([p for p, standing in found if standing is None])
+        errors = night.outcomes
+        return tuple((p.name, () if o else p.reasons) for p, o in found if p.name not in errors), tuple(errors.values())
 
 
 class _Night:
@@ -305,8 +306,11 @@ class _Night:
 
     def _build(self, todo: Sequence[Planned]) -> None:
         """Run what can be built; whatever has no outcome then was cancelled."""
-        todo = self._buildable(todo)
-        tasks = [p.task(self.options) for p in todo]
+        able = self.buildable(todo)
+        for p in todo:
+            if p.name in self.outcomes:
+                self._record(self.outcomes[p.name])
+        tasks = [p.task(self.options) for p in able]
         for task in tasks:
             self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
         if not tasks:
@@ -319,8 +323,9 @@ class _Night:
                 code = Cancelled.exit_code
                 self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
 
-    def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
-        """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
+    def buildable(self, todo: Sequence[Planned]) -> list[Planned]:
+        """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves. The others
+        have an outcome then."""
         if self.options.scheduler:
             return list(todo)
         buildable = []
@@ -332,9 +337,7 @@ class _Night:
         }
         for p in todo:
             if problems := judged.get(p.name, ()):
-                error = JobErrors(problems)
-                self._broken(p.name, p.file, error)
-                self._record(self.outcomes[p.name])
+                self._broken(p.name, p.file, JobErrors(problems))
             else:
                 buildable.append(p)
         return buildable

@@ -68,7 +68,7 @@ class Trials:
         other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
         if other:
             record.notes.append(
-                f"{path.name}: {len(file.trials)} trials were of another {', '.join(other)}; started afresh"
+                f"{path.name}: its trials were made before a change of {', '.join(other)}; started afresh"
             )
             return record
         record.trials, record.rankings = list(file.trials), dict(file.rankings)

@@ -40,7 +40,7 @@ from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of,
 from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.progress import size
 from trtpipe.runtime.compatibility import admit
-from trtpipe.values import MANIFEST
+from trtpipe.values import ARCHIVE_SUFFIX, MANIFEST
 
 if TYPE_CHECKING:
     from trtpipe.bundle.format import Bundle, Sign
@@ -88,7 +88,7 @@ def command(
     kits = tuple(p for p in jobs if (p / MANIFEST).is_file())
     if kits and overrides:
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
-    if not kits and replay is None:
+    if not kits and replay is None and not any(p.name.endswith(ARCHIVE_SUFFIX) for p in jobs):  # a packed kit is named
         refuse_unused(("key",), "without a kit or --replay")
     elif kits and len(kits) == len(jobs):
         refuse_unused(("diagnose_seconds",), "with kits alone")
