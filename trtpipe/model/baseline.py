@@ -27,6 +27,7 @@ from trtpipe.model.repeating import (
     require_repeatable,
     require_unchanged,
 )
+from trtpipe.model.torch_versions import scripted
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -372,8 +373,7 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
     from trtpipe.model.caught import require_no_caught_errors
 
     if kind == "script":
-        scripted: torch.nn.Module = torch.jit.script(loaded.module.network).eval()
-        return scripted
+        return scripted(loaded.module.network)  # type: ignore[arg-type]
     example = example_inputs(loaded.inputs, whole=_whole(loaded))
     require_no_caught_errors(loaded.module, sent(example, device))
     with torch.inference_mode():
