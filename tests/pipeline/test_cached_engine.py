@@ -10,7 +10,7 @@ from typing import Any
 import compiled_double
 import nights
 import pytest
-from job_values import PRECISIONS
+from job_values import CALLABLES, PRECISIONS
 
 from trtpipe.job.job import Job
 from trtpipe.job.load import read_job
@@ -32,6 +32,7 @@ MISSED = "the engine takes 0.500 ms and its FP16 twin 0.500 ms, 1 times as fast 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = nights.make_world(tmp_path_factory.mktemp("engines"))
+    (folder / "net.py").write_text(nights.NET + CALLABLES)
     make_table(read_job(write(folder, "int8", {})), Silent()).save(folder / "table.json")
     return folder
 
@@ -51,10 +52,11 @@ def write(folder: Path, precision: str, check: dict[str, Any]) -> Path:
     """A job of this kind whose engine must be executed, and of which everything is measured."""
     kind = PRECISIONS[precision]
     limits = {"cosine_min": 0.9, "top1_agreement_min": 0.9, **check}
-    explicit = "int8_mode" in kind.get("precision", {}) and "quantization" not in kind.get("build", {})
+    quantized = kind.get("precision", {}).keys() - {"fp16_mode", "bf16_mode"}
+    explicit = bool(quantized) and "quantization" not in kind.get("build", {})
     content = {
         "name": "m",
-        "model": {"factory": "net:net", "weights": "w0.safetensors"},
+        "model": kind.get("model", {"factory": "net:net", "weights": "w0.safetensors"}),
         "inputs": {"image": {"shape": ["N", 1, 16, 16], "N": {"min": 1, "opt": 4, "max": 8}}},
         "outputs": {"logits": {}},
         "precision": kind.get("precision", {}),

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from job_values import PLAN
+from trt_double import VERSIONS, plan
 
 from calib.types import Array
 from trtpipe.job.sections import Build, Precision
@@ -32,7 +32,8 @@ def compiled(
     calibration: NativeCalibration | None = None,
 ) -> Engine:
     """As `trt.builder.build_engine`."""
-    return Engine(PLAN + model.data, build.target, "10.3.0", ("8.9",), model.inputs, model.outputs, model)
+    header, version = plan(build.target), VERSIONS[build.target]
+    return Engine(header + model.data, build.target, version, ("8.9",), model.inputs, model.outputs, model)
 
 
 class Executed:
@@ -42,9 +43,8 @@ class Executed:
     device_memory_bytes = bindings_bytes = 4096
 
     def __init__(self, engine: bytes, **settings: Any) -> None:
-        assert engine.startswith(PLAN)
         self._held = contextlib.ExitStack()
-        self._graph, self.name = engine[len(PLAN) :], "double of TensorRT"
+        self._graph, self.name = engine[len(plan("tensorrt")) :], "double of TensorRT"
 
     def __enter__(self) -> Executed:
         self._runner = self._held.enter_context(OrtRunner(self._graph, as_written=True))
