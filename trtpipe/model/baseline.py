@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calib.errors import some_of
+from calib.errors import some_of, text_of
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined, require_one_size
@@ -118,7 +118,7 @@ def _recorded(
                 except Exception as error:
                     if name != "trace":
                         raise
-                    outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
+                    outputs, failed = (), [first_line(error), *text_of(error).splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*fresh(args))
             if not at_first:
