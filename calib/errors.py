@@ -21,6 +21,15 @@ class CalibCancelled(CalibError):
     """The caller's progress asked to stop; nothing was written."""
 
 
+def text_of(raised: BaseException) -> str:
+    """What an exception says, without the spaces around it; empty where it cannot say it: its `__str__` may be a
+    user's code."""
+    try:
+        return str(raised).strip()
+    except Exception:  # noqa: BLE001  # whatever that raises
+        return ""
+
+
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """The first `most` names, and how many more there are: `a, b and 7 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from calib.errors import CalibError
+from calib.errors import CalibError, text_of
 from calib.process_state import put_back
 
 #: Frames shown, the innermost ones.
@@ -93,7 +93,7 @@ def described(raised: BaseException) -> str:
 
     Frames of the standard library and of installed packages are left out, unless there are no others.
     """
-    text = _text(raised)
+    text = text_of(raised)
     kind = type(raised).__name__
     frames = _frames(raised)
     if "Traceback of TorchScript" in text:
@@ -115,13 +115,6 @@ def described(raised: BaseException) -> str:
     return "\n".join(lines)
 
 
-def _text(raised: BaseException) -> str:
-    try:
-        return str(raised).strip()
-    except Exception:  # noqa: BLE001  # their __str__ is their code too
-        return ""
-
-
 def _members(raised: BaseException) -> list[str]:
     """A line for each of the first exceptions in a group, and in groups within it."""
     members: list[BaseException] = []
@@ -133,7 +126,7 @@ def _members(raised: BaseException) -> list[str]:
     for member in members[:MAX_MEMBERS]:
         own = [f for f in _frames(member) if not _is_installed(f.filename)]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        text = _text(member).partition("\n")[0][:MAX_MEMBER_TEXT]
+        text = text_of(member).partition("\n")[0][:MAX_MEMBER_TEXT]
         lines.append(f"  - {type(member).__name__}{f': {text}' if text else ''}{place}")
     more = len(members) - MAX_MEMBERS
     return [*lines, f"  - and {more} more"] if more > 0 else lines

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NewType
 
-from calib.errors import EXHAUSTED, CalibCancelled, CalibError
+from calib.errors import EXHAUSTED, CalibCancelled, CalibError, text_of
 from trtpipe.import_errors import fault_behind, package_fault
 
 #: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has some too, as this
@@ -73,7 +73,8 @@ def titled(module: str) -> str:
 def first_line(said: BaseException | str) -> str:
     """The first line of a text, or of what an error says, with the next where it ends in a colon; the name of its type
     where it says nothing."""
-    lines = [line for line in map(str.strip, str(said).splitlines()) if line]
+    text = said if isinstance(said, str) else text_of(said)
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
         return said if isinstance(said, str) else type(said).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

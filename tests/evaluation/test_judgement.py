@@ -117,7 +117,7 @@ class Unwilling:
     ids=["object", "objects", "rows", "bfloat16", "meta", "sparse", "tensors"],
 )  # fmt: skip
 def test_what_cannot_be_made_an_array_is_the_functions_fault(returned: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"^check\.metrics\.m raised "):
+    with pytest.raises(InputError, match=r"^check\.metrics\.m: mine:metric raised "):
         returning(returned, monkeypatch).figure({"y": ONES}, None, tuple("abcd"))
 
 
@@ -212,7 +212,7 @@ def test_what_a_job_names_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> 
     assert refused(OwnMetric(function="coco_map", args={"against": "baseline"})) == (
         "check.metrics.m.args.against: must be labels (got baseline)."
     )
-    assert re.match(r"check\.metrics\.m raised ValueError: no\n", refused(named(broken, monkeypatch)))
+    assert re.match(r"check\.metrics\.m: mine:metric raised ValueError: no\n", refused(named(broken, monkeypatch)))
     assert refused(OwnMetric(function="nowhere_at_all:f")).startswith(
         "check.metrics.m.function: must name a module that can be imported"
     )

@@ -313,6 +313,13 @@ BROKEN = [
       ("[N, 1, 32, 32]", "[N, 3, 32, 32]"), ("images: val", "images: val\n  sensitivity: true")],
      ["job.yaml:16: check.sensitivity: must be false without explicit quantization (got no number format that "
       "quantizes). It measures what Q/DQ cost module by module: remove check.sensitivity, or quantize explicitly."]),
+    ([("build:\n", "build:\n  quantization: implicit\n"), ("images: val", "images: val\n  on_fail: tune")],
+     ["job.yaml:22: check.on_fail: must be error without explicit quantization (got build.quantization: implicit). It "
+      "measures what Q/DQ cost module by module: remove check.on_fail, or quantize explicitly."]),
+    ([("  int8_mode: true\n", ""), ("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
+      ("[N, 1, 32, 32]", "[N, 3, 32, 32]"), ("images: val", "images: val\n  on_fail: tune")],
+     ["job.yaml:16: check.on_fail: must be error without explicit quantization (got no number format that "
+      "quantizes). It measures what Q/DQ cost module by module: remove check.on_fail, or quantize explicitly."]),
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from trtpipe.quantization.policy import modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.registry import ROUTES
 from trtpipe.runtime.executor import graph_as_checked
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt.implicit import NativeCalibration
@@ -233,7 +234,10 @@ def test_a_weight_of_many_scales_in_four_bits_is_damaged(formats: dict[str, str]
         assert np.allclose(runner.run({"x": X})["logits"], last.bias.detach().numpy(), atol=1e-2)
 
 
-@pytest.mark.parametrize(("route", "with_graph"), [("onnx", True), ("torch_tensorrt", True), ("torch_tensorrt", False)])
+@pytest.mark.parametrize(
+    ("route", "with_graph"),
+    [(name, with_graph) for name in ROUTES for with_graph in (True, False) if with_graph or name != "onnx"],
+)
 def test_where_an_engine_was_executed_the_control_is_an_engine(
     monkeypatch: pytest.MonkeyPatch, route: str, with_graph: bool
 ) -> None:

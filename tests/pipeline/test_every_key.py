@@ -16,11 +16,12 @@ from typing import Any, get_args
 import nights
 import numpy as np
 import pytest
-from job_values import BASE, CALLABLES, CHANGES, ELSEWHERE, KINDS, PLAN, PRECISIONS
+from job_values import BASE, CALLABLES, CHANGES, ELSEWHERE, KINDS, PRECISIONS
 from PIL import Image
 from pydantic import BaseModel
+from trt_double import VERSIONS, plan
 
-from trtpipe.errors import TrtpipeError
+from trtpipe.errors import InputError, TrtpipeError
 from trtpipe.evaluation.bench import Bench
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
@@ -167,7 +168,8 @@ def run(command: str, job: Job, folder: Path, out: Path, trace: Trace, monkeypat
     def compiled(graph: OnnxModel, section: Build, **_: Any) -> Engine:
         if job.precision.bf16_mode:
             raise TrtpipeError("compiled")
-        return Engine(PLAN, section.target, "10.3.0", ("8.9",), graph.inputs, graph.outputs, graph)
+        version = VERSIONS[section.target]
+        return Engine(plan(section.target), section.target, version, ("8.9",), graph.inputs, graph.outputs, graph)
 
     class Isolated:
         def __enter__(self) -> Isolated:
@@ -193,22 +195,31 @@ def run(command: str, job: Job, folder: Path, out: Path, trace: Trace, monkeypat
         )
     trace.on = True
     try:
-        if command == "build":
-            build.build(job, out, Silent())
-        elif command == "prepare":
-            kit.write_kit(job, out, Silent())
-        elif command == "nightly":
-            options = Options((folder / "job.yaml",), out, out / "cache", out / "history.sqlite", workers=0)
-            (outcome,) = nightly(options, Unwatched()).outcomes
-            assert outcome.outcome == "built", outcome.error
-        elif command == "tune":
-            tune.tune(job, out, Silent(), evaluations=2)
-        else:
-            bench.bench_job(job, Silent(), rounds=1, seconds=1.0, samples=4)
+        carry_out(command, job, folder, out, monkeypatch)
     except TrtpipeError as error:
         assert str(error) == "compiled", error  # noqa: PT017
     finally:
         trace.on = False
+
+
+def carry_out(command: str, job: Job, folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command does, with a search or a bench that is short."""
+    if command == "build":
+        build.build(job, out, Silent())
+    elif command == "prepare":
+        kit.write_kit(job, out, Silent())
+    elif command == "nightly":
+        for what in ("_compiler", "_gpu_absent"):  # which ask for TensorRT and its GPU
+            monkeypatch.setattr(validate, what, lambda job: ())
+        options = Options((folder / "job.yaml",), out, out / "cache", out / "history.sqlite", workers=0)
+        (outcome,) = nightly(options, Unwatched()).outcomes
+        assert outcome.outcome == "built", outcome.error
+    elif command == "tune":
+        tune.tune(job, out, Silent(), evaluations=2)
+    elif command == "calibrate":
+        make_table(job, Silent())
+    else:
+        bench.bench_job(job, Silent(), rounds=1, seconds=1.0, samples=4)
 
 
 def refused(folder: Path, precision: str, key: str) -> tuple[str, ...]:
@@ -252,6 +263,35 @@ def test_every_key_is_read_refused_or_noted(folder, trace, monkeypatch, command,
         if not any(_names(key, text) for text in said):
             unanswered[key] = said
     assert unanswered == {}, "read by nothing, not refused and not noted: silent"
+
+
+@pytest.mark.parametrize(
+    ("command", "precision", "message"),
+    [
+        (
+            "prepare",
+            "implicit",
+            "build.quantization: must be explicit to prepare a kit (got implicit): TensorRT would calibrate on the "
+            "device, and a kit holds no calibration samples. Use explicit, or build where its GPU is.",
+        ),
+        (
+            "tune",
+            "fp16",
+            "tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.",
+        ),
+        (
+            "tune",
+            "implicit",
+            "tune: build.quantization must be explicit, where trtpipe places the Q/DQ (got implicit). Leave it out.",
+        ),
+    ],
+)
+def test_a_kind_that_a_command_cannot_carry_out_is_refused(folder, monkeypatch, command, precision, message):
+    """As a whole: no key of it can be silent."""
+    job = read_job(write(folder, PRECISIONS[precision]))
+    with pytest.raises(InputError) as caught:
+        carry_out(command, job, folder, folder / "out", monkeypatch)
+    assert str(caught.value) == message
 
 
 def _names(key: str, text: str) -> bool:

@@ -56,6 +56,54 @@ def test_a_program_is_built(tmp_path: Path, batch: Any) -> None:
     assert set(table.amax) == {"0:input", "4:input"}  # the modules that it was exported from
 
 
+class Sized(nn.Module):
+    """A convolution of any height, and of two inputs the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+        x = torch.relu(self.body(x))
+        if z is not None:
+            x = x + torch.relu(self.body(z))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("precision", [{}, {"int8_mode": True}], ids=["fp32", "int8"])
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("dims", [("N",), ("N", "H"), ("H",), ()], ids=str)
+def test_a_program_of_any_inputs_and_dynamic_dimensions_is_built(
+    tmp_path: Path, dims: tuple[str, ...], inputs: int, precision: dict[str, bool]
+) -> None:
+    names = ("x", "z")[:inputs]
+    known = {"N": torch.export.Dim("N", min=1, max=8), "H": torch.export.Dim("H", min=8, max=16)}
+    shapes = {axis: known[name] for axis, name in ((0, "N"), (2, "H")) if name in dims}
+    example = tuple(torch.zeros(2, 3, 12, 8) for _ in names)
+    program = torch.export.export(Sized().eval(), example, dynamic_shapes=(shapes or None,) * inputs)
+    torch.export.save(program, tmp_path / "sized.pt2")
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "x.npz", **{n: random.standard_normal((12, 3, 12, 8)).astype(np.float32) for n in names})
+    ranges = {"N": {"min": 1, "opt": 4, "max": 8}, "H": {"min": 8, "opt": 12, "max": 16}}
+    size = {"shape": ["N" if "N" in dims else 2, 3, "H" if "H" in dims else 12, 8]} | {n: ranges[n] for n in dims}
+    changed = json.loads(job(tmp_path, 2).read_text()) | {
+        "model": {"program": "sized.pt2"},
+        "inputs": dict.fromkeys(names, size),
+        "precision": precision,
+        "calibration": {"arrays": "x.npz"},
+        "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.99}},
+    }
+    if not precision:
+        del changed["calibration"]
+    (tmp_path / "job.yaml").write_text(json.dumps(changed))
+    made = read_job(tmp_path / "job.yaml")
+    assert deep_problems(made) == ()
+    built = build(made, tmp_path / "out", Silent())
+    assert built.report.passed, built.report.problems
+    assert {d for spec in built.bundle.manifest.inputs for d in spec.dims} == set(dims)
+
+
 def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as caught:
         read_job(job(tmp_path, "N", baseline="script"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from PIL import Image
 from calib.table import CalibrationTable
 from trtpipe import calibrate
 from trtpipe.cli.main import main
-from trtpipe.job.load import JobErrors
-from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.job.build_options import TENSOR_FORMATS, BuildOptions, MemoryPool, TacticSource
+from trtpipe.job.load import JobErrors, read_job
+from trtpipe.job.sections import Build
+from trtpipe.pipeline.validate import Purpose, kit_refusals, plan
 from trtpipe.trt.flavour import CAPABILITIES
 from trtpipe.trt.options import refusals
 from trtpipe.trt.versions import RELEASES
@@ -108,40 +112,88 @@ def test_prepare_refuses_what_no_device_can_finish(
     assert any(said.startswith(message) for said in refused(folder, "", "prepare", *edits))
 
 
-#: An option of each kind that some releases have and others lack.
-SOME_RELEASES = ("refit: identical", "strip_plan: true", "weight_streaming: true", "tiling_optimization_level: fast",
-                 "max_num_tactics: 4", "strict_nans: true", "hardware_compatibility: ampere_plus", "tf32: true",
-                 "editable_timing_cache: true", "runtime_platform: windows_amd64", "sparse_weights: true",
-                 "default_device_type: dla, gpu_fallback: true")  # fmt: skip
+#: Values of the options that are neither yes or no nor one of a few words.
+VALUES: dict[str, list[Any]] = {
+    "compute_capability": [["8.6"], ["7.5", "12.0"]],
+    "calibration_cache": ["ranges.cache"],
+    "profiles": [[{"N": {"min": 1, "opt": 1, "max": 1}}, {"N": {"min": 2, "opt": 8, "max": 32}}]],
+    "workspace": [1 << 22],
+    "memory_pools": [{pool: 1 << 20} for pool in get_args(MemoryPool)],
+    "optimization_level": [0, 5],
+    "l2_limit_for_tiling": [4096],
+    "max_num_tactics": [3],
+    "avg_timing_iterations": [4],
+    "max_aux_streams": [0],
+    "tactic_sources": [[source] for source in get_args(TacticSource)],
+    "timing_cache": ["cache"],
+    "tensor_formats": [{"image": [name]} for name in TENSOR_FORMATS["float32"]],
+    "dla_core": [0],
+    "device_types": [{"layer": "gpu"}, {"layer": "dla"}],
+    "plugins": [["libtwice.so"]],
+}
+#: What has to stand beside an option.
+BESIDE: dict[str, dict[str, Any]] = {
+    "calibration_cache": {"quantization": "implicit"},
+    "l2_limit_for_tiling": {"tiling_optimization_level": "full"},
+    "editable_timing_cache": {"timing_cache": "cache"},
+    "error_on_timing_cache_miss": {"timing_cache": "cache"},
+    "exclude_lean_runtime": {"version_compatible": True},
+    "dla_core": {"default_device_type": "dla"},
+    "gpu_fallback": {"default_device_type": "dla"},
+}
+
+
+def values_of(name: str) -> list[Any]:
+    """Every value of an option but its default, or one of each kind."""
+    field = BuildOptions.model_fields[name]
+    words = [w for t in (field.annotation, *get_args(field.annotation)) for w in get_args(t) if isinstance(w, str)]
+    known = [True, False] if field.annotation is bool else words
+    return VALUES[name] if name in VALUES else [v for v in known if v != field.default]
+
+
+OPTIONS = [{**BESIDE.get(name, {}), name: value} for name in BuildOptions.model_fields for value in values_of(name)]
+#: One value of each.
+EACH = [{**BESIDE.get(name, {}), name: values_of(name)[-1]} for name in BuildOptions.model_fields]
+
+
+def test_every_option_has_a_value_to_try() -> None:
+    assert all(values_of(name) for name in BuildOptions.model_fields)
+
+
+def not_in_a_kit(build: Build) -> bool:
+    return build.quantization == "implicit" or bool(build.plugins) or build.error_on_timing_cache_miss
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt_rtx"])
-@pytest.mark.parametrize("option", SOME_RELEASES)
+@pytest.mark.parametrize("options", EACH, ids=lambda options: [*options][-1])
 def test_prepare_refuses_exactly_what_every_release_refuses(
-    folder: Path, no_tensorrt: None, target: str, option: str
+    folder: Path, no_tensorrt: None, target: str, options: dict[str, Any]
 ) -> None:
-    """Property over options and targets: a release that could finish the kit is enough."""
-    said = refused(folder, "", "prepare", ("build:\n", f"build: {{target: {target}, {option}}}\n"))
+    """Property over all options and targets: a release that could finish the kit is enough."""
+    (folder / "libtwice.so").write_bytes(b"")
+    build = json.dumps({"target": target, **options})
+    said = refused(folder, "", "prepare", ("build:\n", f"build: {build}\n"))
     (job,) = plan(folder / "job.yaml", purpose="calibrate")
     by_release = [refusals(job.build, job.precision, name, r) for name, r in RELEASES if name == target]
-    assert bool(said) == all(by_release)
+    assert bool(said) == (not_in_a_kit(job.build) or all(by_release))
 
 
-@pytest.mark.parametrize("release", [r for n, r in RELEASES if n == "tensorrt"])
-@pytest.mark.parametrize("option", SOME_RELEASES)
-def test_prepare_for_a_release_refuses_what_that_one_refuses(
-    folder: Path, no_tensorrt: None, release: str, option: str
+@pytest.mark.parametrize("release", [None, *(r for n, r in RELEASES if n == "tensorrt")])
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt_rtx"])
+def test_a_kit_is_refused_for_any_values_and_any_two_options_that_no_device_takes(
+    folder: Path, target: str, release: str | None
 ) -> None:
-    (folder / "job.yaml").write_text(
-        GOOD.replace("build:\n  compute_capability: [8.6, 12.0]\n", f"build: {{target: tensorrt, {option}}}\n")
-    )
-    (job,) = plan(folder / "job.yaml", purpose="calibrate")
-    try:
-        plan(folder / "job.yaml", purpose="prepare", version=release)
-        refused_here = False
-    except JobErrors:
-        refused_here = True
-    assert refused_here == bool(refusals(job.build, job.precision, "tensorrt", release))
+    """None of its releases, or not the one that is named."""
+    (folder / "job.yaml").write_text(GOOD)
+    job = read_job(folder / "job.yaml")
+    releases = [r for name, r in RELEASES if name == target and release in (None, r)]
+    wrong = []
+    for options in (*OPTIONS, *({**one, **other} for one, other in itertools.combinations(EACH, 2))):
+        build = Build.model_validate({"target": target, **options})
+        said = list(kit_refusals(job.model_copy(update={"build": build}), release))
+        wanted = not_in_a_kit(build) or all(refusals(build, job.precision, target, r) for r in releases)
+        wrong += [(options, said)] if releases and bool(said) != wanted else []
+    assert wrong == []
 
 
 def test_every_capability_is_of_a_release_that_is_asked() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nights
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trtpipe.cli.main import main
 from trtpipe.job.load import read_job
+from trtpipe.outputs import MOST_NAME, PLAIN_NAME
+from trtpipe.pipeline.tune import TUNED, renamed
 
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 
@@ -28,6 +33,27 @@ def test_both_are_built(folder: Path, line: tuple[str, ...], capsys: pytest.Capt
     assert [read_job(folder / f"{n}.yaml").name for n in ("m", "m.tuned")] == ["m", "m-tuned"]
     assert main([line[0], str(folder), *line[1:], "-o", "built", "-q"]) == 0
     assert {p.parent.name for p in Path("built").glob("*/manifest.json")} == {"m", "m-tuned"}
+
+
+@given(
+    name=st.one_of(
+        st.from_regex(PLAIN_NAME, fullmatch=True).filter(lambda n: n.isascii() and len(n) <= MOST_NAME),
+        st.integers(1, MOST_NAME).map(lambda n: "a" * n),
+        st.integers(1, MOST_NAME - len(TUNED)).map(lambda n: "a" * n + TUNED),
+    ),
+    again=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_tuned_job_has_a_name_of_its_own_that_a_job_may_have(tmp_path: Path, name: str, again: bool) -> None:
+    if not (tmp_path / "m.yaml").exists():
+        nights.write_job(nights.make_world(tmp_path), "m", INT8)
+    job = read_job(tmp_path / "m.yaml", [f"name={json.dumps(name)}"])
+    names = [job.name]
+    for _ in range(1 + again):
+        job = renamed(job)
+        names.append(job.name)
+        assert read_job(tmp_path / "m.yaml", [f"name={json.dumps(job.name)}"]).name == job.name
+    assert len(set(names)) == len(names)
 
 
 def test_a_tuned_job_that_is_tuned_again_keeps_apart(folder: Path) -> None:

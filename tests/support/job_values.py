@@ -115,12 +115,27 @@ PRECISIONS: dict[str, dict[str, Any]] = {
         "calibration": {"table": "table.json", "algorithm": "minmax"},
         "check.transform": {"grayscale": True, "normalize": {"mean": [0.0], "std": [1.0]}},
     },
+    **{
+        name: {
+            "model": {"factory": "net:wide"},  # wide enough for every block of scales
+            "precision": {"fp16_mode": True, **mode},
+            "build": {"target": "tensorrt_rtx", "compute_capability": ["12.0"]},
+        }
+        for name, mode in {
+            "fp8": {"fp8_mode": True},
+            "int4": {"weights": "int4"},
+            "nvfp4": {"nvfp4_mode": True},
+            "nvfp4 weights": {"weights": "nvfp4"},
+        }.items()
+    },
 }
-#: The header of a plan of TensorRT 10.3.
-PLAN = b"ftrt" + bytes(20) + bytes((10, 3, 0, 0)) + bytes(36)
 CALLABLES = """
 def other(**_):
     return net()
+
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 128))
 
 def samples():
     return []
@@ -170,6 +185,15 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "check.sensitivity": "noted in the kit",
     },
     "nightly": {},
+    "calibrate": {
+        "worker": "for a fleet",
+        "name": "the command names its file by it",
+        "model.baseline": "nothing is compared",
+        "model.torchscript": "nothing is compared",
+        "precision.fp16_mode": "of the engine alone",
+        "build*": "nothing is compiled",
+        "check*": "nothing is checked",
+    },
     "tune": {
         "worker": "for a fleet",
         "build.route": "engines are built where a GPU executes them",
@@ -197,5 +221,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
 }
 KINDS = [("build", p) for p in PRECISIONS] + [
-    ("prepare", "int8"), ("tune", "int8"), ("bench", "int8"), ("nightly", "int8"),
+    ("prepare", "int8"), ("prepare", "fp16"),
+    ("tune", "int8"),
+    ("nightly", "int8"), ("nightly", "fp16"), ("nightly", "implicit"),
+    ("calibrate", "int8"), ("calibrate", "fp16"), ("calibrate", "implicit"),
+    ("bench", "int8"),
 ]  # fmt: skip

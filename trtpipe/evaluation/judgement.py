@@ -95,7 +95,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Judge:
-    """One metric ready to be called. `truth` makes labels of a baseline's output, where the metric is against that."""
+    """One metric ready to be called. `truth` makes labels of a baseline's output, where the metric is against that;
+    `reference` is the job's name of a callable of its own, package.module:callable."""
 
     name: str
     function: Callable[..., object]
@@ -103,6 +104,7 @@ class Judge:
     larger_is_better: bool = True
     built_in: bool = False
     truth: Callable[[Array], Array] | None = None
+    reference: str = ""
 
     def labels_of(self, output: Array) -> Labels:
         """What the baseline's output, [S, ...] of any dtype, says of the samples.
@@ -123,9 +125,10 @@ class Judge:
             InputError: the function raises, cannot take these, or returns what is no figure.
         """
         where = f"check.metrics.{self.name}"
+        called = f"{where}: {self.reference}" if self.reference else where
         if self.built_in:
             self._require_rows(outputs, len(ids))
-        with nullcontext() if self.built_in else user_code(where, InputError):
+        with nullcontext() if self.built_in else user_code(called, InputError):
             try:
                 given = (dict(outputs), labels, ids, dict(self.args))
                 own = given if self.built_in else copy.deepcopy(given)  # a callable may write into what it is given
@@ -148,7 +151,7 @@ class Judge:
             )
 
         def of(rows: Array) -> float:
-            with nullcontext() if self.built_in else user_code(where, InputError):
+            with nullcontext() if self.built_in else user_code(called, InputError):
                 figure = _numbers(total(rows))
             if figure.shape != () or figure.dtype.kind not in "fiub":
                 raise InputError(
@@ -364,6 +367,8 @@ def _numbers(made: object) -> Array:
     plain = made.detach().cpu() if hasattr(made, "detach") else made  # of a tensor
     try:
         array: Array = np.asarray(plain)
-    except ValueError:  # lists of several lengths
+    except ValueError:
+        if not isinstance(plain, list | tuple):  # which have several lengths
+            raise
         array = np.empty((), object)
     return array.astype(np.float64) if array.dtype.kind in "fiub" else array

@@ -54,7 +54,8 @@ def judge(name: str, metric: OwnMetric, *, labelled: bool) -> Judge:
         pass
     if metric.built_in:
         _require_values(where, function, args)
-    return Judge(name, function, args, metric.larger_is_better, metric.built_in, truth)
+    reference = "" if metric.built_in else metric.function
+    return Judge(name, function, args, metric.larger_is_better, metric.built_in, truth, reference)
 
 
 def _require_values(where: str, function: Callable[..., object], args: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calib.errors import some_of
+from calib.errors import some_of, text_of
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined, require_one_size
@@ -27,6 +27,7 @@ from trtpipe.model.repeating import (
     require_repeatable,
     require_unchanged,
 )
+from trtpipe.model.torch_versions import scripted
 from trtpipe.progress import Progress
 from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
@@ -117,7 +118,7 @@ def _recorded(
                 except Exception as error:
                     if name != "trace":
                         raise
-                    outputs, failed = (), [first_line(error), *str(error).strip().splitlines()][-1]
+                    outputs, failed = (), [first_line(error), *text_of(error).splitlines()][-1]
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*fresh(args))
             if not at_first:
@@ -372,8 +373,7 @@ def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Mo
     from trtpipe.model.caught import require_no_caught_errors
 
     if kind == "script":
-        scripted: torch.nn.Module = torch.jit.script(loaded.module.network).eval()
-        return scripted
+        return scripted(loaded.module.network)  # type: ignore[arg-type]
     example = example_inputs(loaded.inputs, whole=_whole(loaded))
     require_no_caught_errors(loaded.module, sent(example, device))
     with torch.inference_mode():

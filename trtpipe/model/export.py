@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
+from calib.errors import text_of
 from calib.user_code import described
 from trtpipe.errors import BuildError, InputError, TrtpipeError
 from trtpipe.model.failures import (
@@ -83,7 +84,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             try:
                 return torch.export.export(module, example_inputs(inputs), dynamic_shapes=dynamic, strict=False)
             except torch._dynamo.exc.UserError as error:
-                if "specialized" not in str(error) or _recurrent(module):  # whose steps would each be exported
+                if "specialized" not in text_of(error) or _recurrent(module):  # whose steps would each be exported
                     raise
                 # A size that is 1 at the example's is special: an export at the largest gives the condition.
                 largest = example_inputs(inputs, largest=True)
@@ -133,9 +134,9 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
     at = f" at {where}" if where else ""
-    if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
+    if "fake_quantize_" in text_of(error):  # PyTorch has no such operation of a dynamic shape
         return f"capture: the model {quantizes_in_forward(where)}"
-    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", str(error)):
+    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", text_of(error)):
         return (
             f"capture: the operation {unknown[1]}{at} does not say what shape it gives, which torch.export needs. "
             f'Register a function that does: @torch.library.register_fake("{unknown[1]}").'
@@ -148,16 +149,16 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
             "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
     # An inequality, which the solver of torch.export does not take.
-    if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", str(error)):
+    if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", text_of(error)):
         return _only_where(unsolved[1], deciding_lines(error))
-    if "Cannot create Dim" in str(error):
+    if "Cannot create Dim" in text_of(error):
         return (
             f"capture: torch.export cannot follow a size that the model computes of dynamic ones{at} "
             f"({typed_line(error)}), as one rounded up to a multiple, by -H % 8. Declare numbers in inputs.*.shape, or "
             "pad before the model."
         )
-    if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
-        lines = [line.strip() for line in str(error).splitlines()]
+    if "onstraint" in type(error).__name__ + text_of(error)[:400] or "specialized" in text_of(error):
+        lines = [line.strip() for line in text_of(error).splitlines()]
         specialized = [line for line in lines if "pecializ" in line]
         if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line.partition("Specializations ")[0]))]:
             named = [(g[1], g[4].replace(g[2], g[1]), g[3]) for g in guards]
@@ -177,7 +178,7 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
             )
             return _only_where(asked + (f"; {fits} would do" if fits else ""), deciding_lines(error))
         fixed = re.search(
-            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
+            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text_of(error)
         )
         got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
         if layer := _recurrent(module):

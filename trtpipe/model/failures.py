@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from calib.errors import text_of
 from calib.user_code import is_ours
 from trtpipe.errors import first_line
 
@@ -18,8 +19,10 @@ _NOT_THE_MODELS = ("torch", "torchao", "onnx", "onnxscript", "sympy")
 
 
 def place_of(error: BaseException) -> str:
-    """`net.py:14 (y = self.head(x))`, the innermost line of the user's own code; empty when there is none."""
-    return _place(traceback.extract_tb(error.__traceback__))
+    """`net.py:14 (y = self.head(x))`, the innermost line of the user's own code, or of what the error was raised from,
+    as a StopIteration within a generator; empty when there is none."""
+    place = _place(traceback.extract_tb(error.__traceback__))
+    return place or (place_of(error.__cause__) if error.__cause__ is not None else "")
 
 
 def place_here() -> str:
@@ -64,7 +67,7 @@ def raised_by_the_model(error: BaseException) -> bool:
 def typed_line(error: BaseException) -> str:
     """The type and the first line of a message, without the advice for developers of torch that follows it."""
     name = type(error).__name__
-    return f"{name}: {first_line(error)}" if str(error).strip() else name
+    return f"{name}: {first_line(error)}" if text_of(error) else name
 
 
 def is_the_models(file: str) -> bool:
@@ -82,7 +85,7 @@ def _folders() -> tuple[str, ...]:
 
 def branches_on_data(error: BaseException) -> bool:
     """Whether torch.export stopped at a decision that depends on the values of a tensor."""
-    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+    return "data-dependent" in text_of(error) or "DataDependent" in type(error).__name__
 
 
 def quantizes_in_forward(where: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calib.errors import some_of
+from calib.errors import some_of, text_of
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_sizes, filled
 from trtpipe.model.failures import place_of, typed_line
@@ -262,7 +262,7 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         return "Install what it imports, or put that beside the job file."
     if isinstance(error, OSError):
         return "It is about a file or device that the model uses, not about its inputs: see the line above."
-    if "does not require grad" in str(error):
+    if "does not require grad" in text_of(error):
         return "It takes gradients as it runs, which an engine cannot: write out what they come to."
     try:
         inspect.signature(module.network.forward).bind(*inputs)
@@ -284,7 +284,7 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int
         pass
     weights = (*module.network.named_parameters(), *module.network.named_buffers())
     other = next(((n, w.dtype) for n, w in weights if w.is_floating_point() and w.dtype != torch.float32), None)
-    if other is not None and re.search(r"dtype|scalar type|type \(", str(error)):
+    if other is not None and re.search(r"dtype|scalar type|type \(", text_of(error)):
         dtype = str(other[1]).removeprefix("torch.")
         return (
             f"It is run in float32, and its weight {other[0]} is {dtype}: return the model in float32 (.float()). What "

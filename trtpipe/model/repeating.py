@@ -99,6 +99,20 @@ def require_unchanged(
             )
 
 
+def require_same_on_zeros(loaded: LoadedModel) -> None:
+    """Refuse a model that gives other outputs when it is run again on zeros of its declared inputs, if its outputs are
+    finite there.
+
+    Raises:
+        InputError: it does, or its own code raised.
+    """
+    whole = whole_value(loaded.module, loaded.inputs)  # type: ignore[arg-type]
+    args = example_inputs(loaded.inputs, whole)
+    once = _again(loaded, args)
+    if all(bool(output.isfinite().all()) for output in once):
+        require_unchanged(loaded, args, once)
+
+
 def require_no_draws(graph: torch.fx.GraphModule) -> None:
     """Refuse operations that draw random numbers on the way to an output, though a seed may make them repeat.
 

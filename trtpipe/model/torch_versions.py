@@ -79,3 +79,20 @@ def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     module = program.module(check_guards=False) if "check_guards" in parameters else program.module()
     assert isinstance(module, torch.fx.GraphModule)
     return module
+
+
+def scripted(network: torch.nn.Module) -> torch.nn.Module:
+    """The network as TorchScript, in eval mode.
+
+    What is raised where that cannot be made is the same each time: PyTorch keeps the half that it has compiled, and
+    would say that it cannot define it again.
+    """
+    import torch
+    from torch.jit import _recursive
+
+    try:
+        made: torch.nn.Module = torch.jit.script(network).eval()
+        return made
+    except BaseException:
+        _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+        raise

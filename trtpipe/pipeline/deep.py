@@ -12,6 +12,7 @@ from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
+from trtpipe.model.repeating import require_same_on_zeros
 from trtpipe.packages import broken, core_modules, version
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.own_modules import with_own_modules
@@ -24,7 +25,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     """The first thing of each kind that would stop the job later: its model, data, baseline, graph and ONNX form; or
     the packages that cannot be imported.
 
-    The model is run twice or three times on zeros, traced, exported and lowered in FP32; nothing is calibrated,
+    The model is run a few times on zeros, traced, exported and lowered in FP32; nothing is calibrated,
     compiled or written.
     """
     from trtpipe.quantization.payoff import keep_of
@@ -43,6 +44,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
         problems.append(error)
     try:
         script(loaded, job.model.baseline, job.model.torchscript)
+        require_same_on_zeros(loaded)
     except TrtpipeError as error:
         problems.append(error)
     try:

@@ -18,6 +18,7 @@ from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID_LATENCY
 from trtpipe.job.dump import job_text
+from trtpipe.outputs import MOST_NAME
 from trtpipe.packages import versions
 from trtpipe.pipeline.cache.environment import BUILDERS, ROUTE_PACKAGES
 from trtpipe.pipeline.controls import graph_and_control
@@ -157,8 +158,11 @@ def chosen(job: Job, candidate: Candidate) -> Job:
 
 
 def renamed(job: Job) -> Job:
-    """The job as `<name>-tuned`: it and the one that it was made of can be built from one folder, and in one night."""
-    changed = job.model_copy(update={"name": job.name + TUNED})
+    """The job as `<name>-tuned`, a long name cut to fit: it and the one that it was made of can be built from one
+    folder, and in one night."""
+    most = MOST_NAME - len(TUNED)
+    name = job.name[:most] + TUNED
+    changed = job.model_copy(update={"name": name if name != job.name else job.name[: most - 1] + TUNED})
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 

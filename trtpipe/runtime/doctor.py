@@ -136,7 +136,7 @@ def examine() -> Diagnosis:
             *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, memory, jetson=jetson)),
             *(
                 _importable(a, ("torch", "torch_tensorrt"), failed)
-                for a in _routes(gpu, tensorrts, packages, jetson=jetson)
+                for a in _routes(gpu, tensorrts, packages, memory, jetson=jetson)
             ),
         ),
         notes=_notes(gpu, tensorrts),
@@ -209,11 +209,17 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
         return Ability(run, True, f"{titled} on {here.name}{'' if known else f': {support.why}'}")
 
     runs = _on_any(gpu, on)
-    if runs.possible and memory:
-        names = ", ".join(dict.fromkeys(d.name for d in gpu.devices if on(d).possible))
+    if memory and (names := ", ".join(_tried_on(gpu))):
         but = f"but for this {names} only where device memory works: the check executes the engine"
         built = Ability(build, True, f"{built.reason}; {but}")
     return built, _with_memory(runs, memory) if runs.possible else runs
+
+
+def _tried_on(gpu: Driver) -> tuple[str, ...]:
+    """The GPUs here on which the check executes a TensorRT-RTX engine, also where nobody knows whether one runs."""
+    if outdated_driver("tensorrt_rtx", gpu.cuda, cuda_major("tensorrt_rtx")):
+        return ()
+    return tuple(dict.fromkeys(d.name for d in gpu.devices if rtx_support(d.compute_capability).runs is not False))
 
 
 def _on_any(gpu: Driver, on: Callable[[Gpu], Ability]) -> Ability:
@@ -257,9 +263,9 @@ def _with_memory(ability: Ability, lacking: str) -> Ability:
 
 
 def _routes(
-    gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None], *, jetson: bool
+    gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None], memory: str, *, jetson: bool
 ) -> tuple[Ability, ...]:
-    first = _torch_tensorrt(gpu, tensorrts, packages["torch"], jetson=jetson)
+    first = _torch_tensorrt(gpu, tensorrts, packages["torch"], memory, jetson=jetson)
     torch2trt = packages["torch2trt"]
     what = "build by route torch2trt"
     release = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
@@ -272,10 +278,26 @@ def _routes(
         return first, Ability(what, False, f"it must have TensorRT {needed}, and none is installed")
     if torch2trt is None:
         return first, Ability(what, False, absence("torch2trt"), install_command("torch2trt"))
-    return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
+    able = Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
+    return first, _for_target(able, "tensorrt", gpu, tensorrts, memory, jetson=jetson)
 
 
-def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None, *, jetson: bool) -> Ability:
+def _for_target(
+    ability: Ability, target: str, gpu: Driver, tensorrts: flavour.Installed, memory: str, *, jetson: bool
+) -> Ability:
+    """The ability to build by a route, which is none where engines for its target cannot be built and executed."""
+    if target == "tensorrt":
+        (needed,) = _tensorrt(gpu, tensorrts, memory, jetson=jetson)
+    else:
+        needed, _ = _rtx(gpu, tensorrts, "", jetson=jetson)
+        if needed.possible and _tried_on(gpu):
+            needed = _with_memory(needed, memory)
+    return ability if needed.possible else Ability(ability.what, False, needed.reason, needed.install)
+
+
+def _torch_tensorrt(
+    gpu: Driver, tensorrts: flavour.Installed, torch: str | None, memory: str, *, jetson: bool
+) -> Ability:
     """Route torch_tensorrt needs a GPU even to build: Torch-TensorRT reads every engine back after building it."""
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
@@ -301,7 +323,7 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed, torch: str | None
     if why := unfit_release("torch_tensorrt", frontend.target, here):
         return Ability(what, False, why)
     reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
-    return Ability(what, True, reason)
+    return _for_target(Ability(what, True, reason), frontend.target, gpu, tensorrts, memory, jetson=jetson)
 
 
 def _notes(gpu: Driver, tensorrts: flavour.Installed) -> tuple[str, ...]:
