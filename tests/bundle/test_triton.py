@@ -148,6 +148,15 @@ def test_requests_of_samples_that_change_each_other_are_not_joined(tmp_path: Pat
     )
 
 
+def test_what_is_sent_together_counts_where_nothing_is_joined_too(tmp_path: Path, schema: Any) -> None:
+    whole = TensorSpec("all", "float32", (4,), {}, None)
+    bundle = with_engine(tmp_path, "tensorrt", (shipping.INPUT,), (shipping.OUTPUT, whole))
+    mixed = dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"mixed": ("logits",)}))
+    assert triton_model(mixed).notes[-1] == (
+        "What is sent in one request counts: output logits of a sample depends on the others in its batch."
+    )
+
+
 def test_every_binding_dtype_has_a_type(schema: Any) -> None:
     from trtpipe.bundle.triton import _TYPES
     from trtpipe.values import BINDING_DTYPES

@@ -396,6 +396,8 @@ def test_inputs_are_not_taken_in_another_order_than_forwards(
 
 
 KINDS = {"bool": 0, "int32": 1, "int64": 1, "float32": 2, "float16": 2}
+#: Whole numbers that a binding holds each of, of those that an output of integers may hold.
+HOLDS = {"int32": 2**31 - 1, "int64": 2**63 - 1, "float32": 2**24, "float16": 2**11}
 
 
 @pytest.mark.parametrize("declared", list(KINDS))
@@ -416,7 +418,15 @@ def test_an_output_has_the_declared_dtype_or_is_refused(job: Any, tmp_path: Path
             "round in the model."
         )
         return
-    captured = capture(load_model(made))
+    loaded = load_model(made)
+    said = [note for note in loaded.notes if note.startswith("outputs.y")]
+    assert bool(said) == (KINDS[own] == 1 and HOLDS[declared] < HOLDS[own])
+    for note in said:
+        assert note == (
+            f"outputs.y: the model returns {own}, and {declared}, as it is bound, holds whole numbers up to "
+            f"{HOLDS[declared]:,}. Where there may be larger ones, declare dtype: {own}"
+        )
+    captured = capture(loaded)
     program = quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={})
     graph = onnx.load_from_string(to_onnx(program).data).graph
     kind = onnx.helper.tensor_dtype_to_np_dtype(graph.output[0].type.tensor_type.elem_type)

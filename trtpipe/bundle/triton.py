@@ -102,11 +102,9 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
         notes += (
             f"{_LABELS} has a name a line: line breaks in names are spaces there ({', '.join(map(repr, broken))}).",
         )
-    if batch and manifest.mixed:
-        notes += (
-            f"Triton is told not to join requests to batches: output {manifest.mixed[0]} of a sample depends on the "
-            "others in its batch.",
-        )
+    if manifest.mixed:
+        what = "Triton is told not to join requests to batches" if batch else "What is sent in one request counts"
+        notes += (f"{what}: output {manifest.mixed[0]} of a sample depends on the others in its batch.",)
     if manifest.build.plugins:
         libraries = ";".join(manifest.build.plugins)
         notes += (f"Start Triton with the bundle's libraries: --backend-config=tensorrt,plugins={libraries}",)

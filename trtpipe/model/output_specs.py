@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ def output_specs(
     module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
     """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch; and notes
-    on inputs that it takes in another dtype, and on what it returns and the job leaves out.
+    on inputs that it takes in another dtype, on what it returns and the job leaves out, and on integers that a binding
+    holds in part.
 
     An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
     `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
@@ -88,7 +89,7 @@ def output_specs(
         elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
             batch_axis = with_batch[k][0][0]
         specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k not in ran.in_order))
-    return tuple(specs), _notes(module, ran.left_out)
+    return tuple(specs), (*_notes(module, ran.left_out), *_narrowed(ran.outputs, dtypes))
 
 
 def _notes(module: Bound, left_out: Sequence[str]) -> tuple[str, ...]:
@@ -97,6 +98,23 @@ def _notes(module: Bound, left_out: Sequence[str]) -> tuple[str, ...]:
     if left_out:
         notes.append(f"outputs: the model returns {some_of(left_out, _MOST_NAMED)} too, which the job leaves out")
     return tuple(notes)
+
+
+def _narrowed(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> Iterator[str]:
+    """A note on each output of integers that its binding does not hold all of."""
+    for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
+        own = str(tensor.dtype).removeprefix("torch.")
+        if np.dtype(own).kind in "iu" and np.iinfo(own).max > (most := _largest_whole(wanted)):
+            yield (
+                f"outputs.{name}: the model returns {own}, and {wanted}, as it is bound, holds whole numbers up to "
+                f"{most:,}. Where there may be larger ones, declare dtype: {own}"
+            )
+
+
+def _largest_whole(dtype: str) -> int:
+    """Up to which every whole number has a value of its own."""
+    kind = np.dtype(dtype)
+    return int(np.iinfo(kind).max) if kind.kind in "iu" else int(2 ** (np.finfo(kind).nmant + 1))
 
 
 def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:
