@@ -197,9 +197,7 @@ def _batches(job: Job, prepared: PreparedJob) -> Iterator[Mapping[str, Array]]:
 
 
 #: Of ONNX Runtime's rows: the threads of other modes would find theirs on the cores.
-_RESTS = (
-    "its threads rest after a run (session.force_spinning_stop), which by default wait for the next one on the cores"
-)
+_RESTS = "its threads rest after a run (session.force_spinning_stop), which by default keep the cores a while"
 
 
 def _ort_modes(

@@ -108,15 +108,16 @@ def _worst(manifest: Manifest) -> float | None:
 
 
 def _of_these(limits: Limits, more: float, worst: float | None) -> dict[str, float]:
-    """The limits on what is a mean over the samples, by name, for some with `more` times the error of all: what an
-    unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of an error; no cosine
-    was below the `worst`."""
+    """The limits on what is a mean over the samples, by name, where they are others for some with `more` times the
+    error of all: what an unchanged engine had left in its check, it has left there. 1 - cosine grows with the square of
+    an error; no cosine was below the `worst`."""
     least = -1.0 if worst is None else worst - 1e-6
     given = {name: limit for name, limit in limits.given.items() if name in _OF_MEANS}
     held = {name: _OF_MEANS[name](limit, more) for name, limit in given.items()}
     if "cosine_min" in held:
         held["cosine_min"] = min(given["cosine_min"], max(held["cosine_min"], least))
-    return {name: float(f"{limit:.6g}") for name, limit in held.items()}
+    others = {name: float(f"{limit:.6g}") for name, limit in held.items()}
+    return {name: limit for name, limit in others.items() if limit != given[name]}
 
 
 class _Swapped:

@@ -37,7 +37,7 @@ def sign_option(function: F) -> F:
         "--sign",
         type=InputPath(piped=True, dir_okay=False),
         metavar="KEY",
-        help="Sign what passed its check with this private key (see keygen).",
+        help="Sign what passed with this private key (see keygen).",
     )(function)
 
 
