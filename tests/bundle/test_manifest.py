@@ -15,7 +15,7 @@ import pytest
 import shipping
 from pydantic import ValidationError
 
-from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
+from trtpipe.bundle.manifest import _ORDERED, MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, KeepGlobs, Precision
 from trtpipe.trt.platforms import machine_name
@@ -220,3 +220,14 @@ def test_outputs_that_depend_on_their_batch_are_outputs() -> None:
 def test_two_bindings_of_one_name() -> None:
     with pytest.raises(ValidationError, match="inputs: two bindings have one name"):
         Manifest.model_validate({**shipping.manifest().model_dump(), "inputs": (shipping.INPUT, shipping.INPUT)})
+
+
+def test_every_mapping_of_which_the_last_glob_decides_keeps_its_order():
+    models = {"build": Build, "precision": Precision}
+    globs = [
+        (section, name)
+        for section, model in models.items()
+        for name, field in model.model_fields.items()
+        if "the last glob that fits decides" in (field.description or "")
+    ]
+    assert sorted(globs) == sorted(_ORDERED)

@@ -17,6 +17,7 @@ from trtpipe import packages
 from trtpipe.errors import MissingError
 from trtpipe.model import torch_versions
 from trtpipe.model.torch_versions import misfit, needs_torchao, release, unsupported
+from trtpipe.packages import _torchvision_for
 from trtpipe.pipeline.validate import validate
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,9 @@ def test_the_package_asks_for_the_same_range():
     (bounds,) = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert tuple(map(release, bounds)) == (torch_versions.OLDEST, torch_versions.UNKNOWN)
     assert unsupported(torch.__version__) is None
+    ((least, beyond),) = re.findall(r'"torchvision>=0\.(\d+),<0\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert (int(least), int(beyond)) == (torch_versions.OLDEST[1] + 15, torch_versions.UNKNOWN[1] + 15)
+    assert _torchvision_for(".".join(map(str, torch_versions.OLDEST))) == f"torchvision==0.{least}.*"
 
 
 def test_what_was_run_is_all_inside_the_range_and_its_torchao_fits():

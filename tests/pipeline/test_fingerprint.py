@@ -34,7 +34,12 @@ OF_THE_MACHINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", sorted(WITHOUT_EFFECT - {"name"}))
+def test_what_has_no_effect_is_what_says_how_a_machine_works():
+    """The name of a job aside, which is part of what is made of it."""
+    assert set(OF_THE_MACHINE) == WITHOUT_EFFECT - {"name"}
+
+
+@pytest.mark.parametrize("key", sorted(OF_THE_MACHINE))
 def test_a_job_is_told_alike_whatever_the_machine(key, tmp_path):
     path = good_folder(tmp_path) / "job.yaml"
     path.write_text(GOOD.replace("build:\n  compute_capability: [8.6, 12.0]\n", "build: {target: tensorrt}\n"))

@@ -14,6 +14,8 @@ from pathlib import Path
 import trtpipe
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Modules of Python that came after 3.10, the oldest that is supported.
+NEWER = frozenset({"tomllib"})
 #: The packages that every installation has, by the name that imports them.
 LIGHT = ("numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "PIL", "cryptography", "safetensors",
          "filelock", "packaging")  # fmt: skip
@@ -160,11 +162,11 @@ class Tree:
                 yield name
 
     def undeclared(self) -> Iterator[str]:
-        """Imports of packages that are neither Python's, nor ours, nor in a table above."""
+        """Imports of packages that are neither the oldest Python's, nor ours, nor in a table above."""
         for name in self.modules:
             for target in sorted({t for ts in self.imports(name).values() for t in ts}):
                 package = target.partition(".")[0]
-                if package not in {*sys.stdlib_module_names, *LIGHT, *HEAVY, "trtpipe", "calib"}:
+                if package in NEWER or package not in {*sys.stdlib_module_names, *LIGHT, *HEAVY, "trtpipe", "calib"}:
                     yield f"{name} -> {target}"
 
     def upward(self) -> Iterator[str]:

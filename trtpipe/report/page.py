@@ -20,7 +20,7 @@ from trtpipe.quantization.diagnose import BLAME, step_of
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent
-from trtpipe.report.metric_rows import metric_row
+from trtpipe.report.metric_rows import METRICS, metric_row
 from trtpipe.report.thresholds import NUMBER_FORMATS, beyond_int8, input_sqnr, scale_keys, table_warnings
 from trtpipe.values import PRECISIONS_BY_WIDTH
 
@@ -227,7 +227,7 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
     if (m := by_name.get("top1_agreement")) is not None:
         result.append(("Same class as the baseline", percent(m.value), f"of {check.samples:,} samples"))
     if (m := by_name.get("cosine")) is not None:
-        result.append(("Cosine similarity", compact(m.value), f"mean, of {m.output}" if several else "mean"))
+        result.append((METRICS["cosine"][0], compact(m.value), f"mean, of {m.output}" if several else "mean"))
     if (m := by_name.get("sqnr_db")) is not None:
         result.append(("SQNR", f"{compact(m.value)} dB", f"at {m.output}" if several else "at the output"))
     engine = content.manifest.engine
