@@ -158,16 +158,13 @@ def test_a_network_that_pytorch_does_not_quantize_is_not_given_as_int8(setup):
 
 @pytest.mark.acceptance
 def test_compiled_and_int8(setup, reference):
-    """Beside a CPU whose vector instructions it does not know, torch.compile writes code that does not compile."""
+    """Where torch.compile knows no vector instructions of the CPU, what it writes may not compile, by the compiler."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     rows = measured(setup, reference, lambda n: "compile" in n or "INT8" in n)
     if not pick_vec_isa():
-        failed = {
-            n for n, r in rows.items() if r.skipped.startswith("BackendCompilerFailed: backend='inductor' raised: Cpp")
-        }
-        assert failed == {n for n in rows if "compile" in n}
-        rows = {n: r for n, r in rows.items() if n not in failed}
+        failed = "BackendCompilerFailed: backend='inductor' raised: Cpp"
+        rows = {n: r for n, r in rows.items() if "compile" not in n or not r.skipped.startswith(failed)}
     assert [r.skipped for r in rows.values()] == [""] * len(rows)
     int8 = next(r for n, r in rows.items() if "INT8" in n)
     assert 15 < int8.sqnr_db < 60
