@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
-import itertools
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from raising import OWN, RAISED, module
 
 import calib
 from calib.data import open_source
@@ -17,28 +16,6 @@ from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from calib.user_code import MAX_TEXT, described, import_callable, user_code
 
-#: How each built-in exception is raised; the ones that need arguments have them.
-_ARGUMENTS = {
-    "UnicodeDecodeError": "'utf-8', b'x', 0, 1, 'why'",
-    "UnicodeEncodeError": "'utf-8', 'x', 0, 1, 'why'",
-    "UnicodeTranslateError": "'x', 0, 1, 'why'",
-    "BaseExceptionGroup": "'several', [SystemExit('a')]",
-    "ExceptionGroup": "'several', [ValueError('a')]",
-}
-RAISED = sorted(
-    f"{name}({_ARGUMENTS.get(name, repr('oh'))})"
-    for name, found in vars(builtins).items()
-    if isinstance(found, type) and issubclass(found, BaseException) and found is not KeyboardInterrupt
-)
-OWN = (
-    "type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()",
-    "type('Empty', (Exception,), {})()",
-    "type('PanicException', (BaseException,), {})('a package in Rust')",
-    "ValueError('x' * 100000)",
-    "ValueError('two\\nlines')",
-    "ModuleNotFoundError('No module named torch', name='torch')",
-    "__import__('calib.errors').errors.CalibError('mine')",
-)
 #: What stands where in the user's module; `boom()` raises.
 PLACES = {
     "import": "boom()",
@@ -52,14 +29,6 @@ PLACES = {
     "mapping": "class M(dict):\n    def __getitem__(self, k): boom()\ndef make(): return [M(x=0)]",
     "transform": "def make(image): boom()",
 }
-_NUMBERS = itertools.count()
-
-
-def module(folder: Path, body: str, raised: str) -> str:
-    """A module of the user's; returns `name:make`."""
-    name = f"users_{next(_NUMBERS)}"
-    (folder / f"{name}.py").write_text(f"def boom():\n    raise {raised}\n\n{body}\n")
-    return f"{name}:make"
 
 
 @pytest.fixture(autouse=True)

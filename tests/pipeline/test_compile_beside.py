@@ -12,7 +12,7 @@ import pytest
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.job.load import read_job
-from trtpipe.pipeline import stages
+from trtpipe.pipeline import judged, stages
 from trtpipe.pipeline.build import build
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx as route
@@ -96,7 +96,7 @@ def test_what_ends_the_check_ends_the_compiler(
     def stop(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(stages, "check_engine", stop)
+    monkeypatch.setattr(judged, "check_engine", stop)
     with pytest.raises((TrtpipeError, KeyboardInterrupt)):
         build(job, tmp_path / "out", Stages(events))
     assert events[-3:] == ["start", "check", "end"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raising import OWN, RAISED, module
 
-from tests.calib.test_user_code import OWN, RAISED, module
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.evaluation.judges import judge
