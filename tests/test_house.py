@@ -38,11 +38,11 @@ def test_the_map_has_every_room_in_the_contracts_order() -> None:
 
 
 def absent(page: str) -> list[str]:
-    """The modules and folders that a page names, by their room, and that are not there."""
+    """The files and folders that a page names, by their room or beside it, and that are not there."""
     rooms = "job|trt|model|bundle|evaluation|quantization|routes|runtime|report|pipeline|nightly|cli|calib"
     listed = re.findall(rf"^    ({rooms})  .*  ((?:[\w/]+, )*[\w/]+)$", page, re.M)
     named = [f"{room}/{name}" for room, names in listed for name in names.split(", ")]
-    named += re.findall(rf"`((?:{rooms})/[\w/.]+)`", page)
+    named += re.findall(rf"`((?:{rooms}|tests|benchmarks|docs)/[\w/.]+)`", page)
     assert len(named) > 2
     places = [(name, (ROOT / "trtpipe" / name, ROOT / name)) for name in named]
     return [name for name, paths in places if not any(p.exists() or p.with_suffix(".py").exists() for p in paths)]
@@ -51,8 +51,8 @@ def absent(page: str) -> list[str]:
 def test_files_that_the_map_names_are_there() -> None:
     assert absent(MAP) == []
     drawn = "    report        pages for people                                    page, zebra, templates/"
-    assert absent(f"{drawn}\n| zebras | `calib/table`; `trt/zebra`, `model/zebra.py` |") == [
-        "report/zebra", "trt/zebra", "model/zebra.py",
+    assert absent(f"{drawn}\n| zebras | `calib/table`; `trt/zebra`, `model/zebra.py`, `tests/support/zebra.py` |") == [
+        "report/zebra", "trt/zebra", "model/zebra.py", "tests/support/zebra.py",
     ]  # fmt: skip
 
 

@@ -347,11 +347,11 @@ def test_every_figure_says_by_how_much_it_is_worse_whether_it_is_judged_or_not(n
 
 
 def test_what_is_too_small_to_count_is_shown_as_what_it_is():
-    """920 bytes of 4394 are a fifth, and no regression."""
-    (found,) = [c for c in compare(outcome(size=5314), [outcome(size=4394)], LIMITS)[0] if c.metric == "size_bytes"]
-    assert (found.worse_by, found.regressed) == (pytest.approx(920 / 4394), False)
-    (found,) = [c for c in compare(outcome(size=9000), [outcome(size=4394)], LIMITS)[0] if c.metric == "size_bytes"]
-    assert (found.worse_by, found.regressed) == (pytest.approx(4606 / 4394), True)
+    """920 bytes of 4394 are a fifth, and no regression; 4096 bytes are the first that count."""
+    for more, counts in ((920, False), (4095, False), (4096, True), (4606, True)):
+        compared, _ = compare(outcome(size=4394 + more), [outcome(size=4394)], LIMITS)
+        (found,) = [c for c in compared if c.metric == "size_bytes"]
+        assert (found.worse_by, found.regressed) == (pytest.approx(more / 4394), counts)
 
 
 def test_a_slow_decline_is_caught_by_the_trend():

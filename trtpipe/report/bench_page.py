@@ -16,6 +16,7 @@ from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.figures import markdown_table
 from trtpipe.jsontext import json_text
 from trtpipe.progress import per_second
+from trtpipe.report.metric_rows import SIZE
 
 #: Column title and what it shows, in order.
 COLUMNS = (
@@ -27,7 +28,7 @@ COLUMNS = (
     ("accuracy", "accuracy", "{:.4f}"),
     ("agreement", "agreement", "{:.4f}"),
     ("SQNR dB", "sqnr_db", "{:.1f}"),
-    ("size MB", "size_bytes", "{:.3f}"),
+    (SIZE, "size_bytes", "{:.3f}"),
     ("peak memory MB", "peak_memory_bytes", "{:.1f}"),
 )
 #: A longer file is none of `bench_text`.

@@ -33,6 +33,8 @@ HEADLINES: Mapping[str, str] = {
     "cosine": "cosine",
     "sqnr_db": "SQNR dB",
 }
+#: The title of a file's size in such a column, in 10^6 bytes.
+SIZE = "size MB"
 #: What the name of a metric of the job's own ends in -> (title, what it says).
 OWN_METRICS: Mapping[str, tuple[str, str]] = {
     BASELINE_SUFFIX: ("{} of the baseline", ""),

@@ -36,11 +36,16 @@ def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[s
     return frozenset(scale for key, scale in scales.items() if is_read_by(key, layer.module, layer.op))
 
 
+def compute_int8(layers: Sequence[LayerPrecision]) -> bool:
+    """Whether an operation computes in INT8: of a graph without any no INT8 threshold counts."""
+    return any(layer.precision == "int8" for layer in layers)
+
+
 def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scales: Mapping[str, str]) -> frozenset[str]:
     """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what nothing reads that
     may read INT8. Of layers that are not known, none."""
     tensors = table.audit.tensors
-    if layers and not any(layer.precision == "int8" for layer in layers):
+    if layers and not compute_int8(layers):
         return frozenset(tensors)
     keys = scale_keys(tensors, scales)
     without, rest = set[str](), set[str]()

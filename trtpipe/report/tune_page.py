@@ -9,7 +9,7 @@ from trtpipe.job.limits import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
 from trtpipe.report.figures import percent
-from trtpipe.report.metric_rows import HEADLINES, meaning
+from trtpipe.report.metric_rows import HEADLINES, SIZE, meaning
 from trtpipe.values import shortcomings
 
 #: Figures that have a column when any trial has them, in this order; behind them others that the budget names.
@@ -68,7 +68,7 @@ def table(trials: Sequence[Trial]) -> str:
     figures = {n: title for n, title in (_FIGURES | limited).items() if any(t.value(n) is not None for t in trials)}
     timed = any(t.latency_ms is not None for t in trials)
     front = pareto(trials)
-    titles = ["", "calibration", "kept out", "quantized MACs", "size MB", *figures.values()]
+    titles = ["", "calibration", "kept out", "quantized MACs", SIZE, *figures.values()]
     rows = []
     for t in trials:
         row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), percent(t.int8_share, 1)]
