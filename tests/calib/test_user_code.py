@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from code_that_raises import OWN, RAISED, module
 from PIL import Image
-from raising import OWN, RAISED, module
 
 import calib
 from calib.data import open_source

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raising import OWN, RAISED, module
+from code_that_raises import OWN, RAISED, module
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
