@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.cached import CachedResults, Memory
 from trtpipe.pipeline.calibrate import make_table
 from trtpipe.progress import Silent
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.timing import TimedEngine
 
 MISSED = "the engine takes 0.500 ms and its FP16 twin 0.500 ms, 1 times as fast (limit 1.5); "
 
@@ -85,6 +88,15 @@ def outcome(built: Built) -> Any:
     said = [t for t in ("Alone quantized", "engine, with transfers", "0.500") if t in page]
     report = built.report
     return report.metrics, report.problems, report.passed, report.control, manifest["notes"], manifest["layers"], said
+
+
+def test_the_doubles_are_called_as_what_they_stand_for() -> None:
+    def names(of: Any) -> list[str]:
+        return list(inspect.signature(of).parameters)
+
+    assert inspect.signature(compiled_double.compiled) == inspect.signature(build_engine)
+    for method in ("run", "milliseconds", "layer_ms"):
+        assert names(getattr(compiled_double.Executed, method)) == names(getattr(TimedEngine, method)), method
 
 
 @pytest.mark.parametrize(("precision", "limit"), [*((p, 1.5) for p in PRECISIONS), ("int8", 0.5)])

@@ -6,6 +6,7 @@ Torch-TensorRT and the GPU are doubles: an engine is the quantized program that 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,6 +129,12 @@ def write(folder: Path, form: str, precision: str, least: float) -> Path:
     path = folder / "m.yaml"
     path.write_text(json.dumps(content))
     return path
+
+
+def test_the_double_is_called_as_the_route_is() -> None:
+    from trtpipe.routes.torch_tensorrt import route
+
+    assert inspect.signature(compile_engine) == inspect.signature(route.compile_engine)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -82,7 +82,7 @@ def test_the_current_folder_is_no_place_where_a_tuned_jobs_code_is_found(
     asked = ["tune", "m.yaml", "--write", "sub/t.yaml", "-o", "../out", "-q"]
     assert main(asked) == 2
     assert "and from there nothing" in capsys.readouterr().err
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}/")
     monkeypatch.syspath_prepend(str(folder))
     assert main(asked) == 0
 

@@ -28,8 +28,9 @@ def compiled(
     build: Build,
     *,
     progress: Progress,
-    precision: Precision,
+    precision: Precision | None = None,
     calibration: NativeCalibration | None = None,
+    judged: bool = True,
 ) -> Engine:
     """As `trt.builder.build_engine`."""
     header, version = plan(build.target), VERSIONS[build.target]

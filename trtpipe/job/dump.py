@@ -50,8 +50,9 @@ def require_same_code(job: Job, folder: Path) -> None:
 
 def _places(module: str, folder: Path) -> list[str]:
     """Where a module is found, from whatever the current folder is: its file, or a namespace package's folders."""
-    current, told = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    spec = find_module(module, (folder,), [p for p in sys.path if p in told or os.path.abspath(p) != current])
+    told = [os.path.normpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)]
+    elsewhere = [p for p in map(os.path.abspath, sys.path) if p in told or p != os.getcwd()]
+    spec = find_module(module, (folder,), elsewhere)
     if spec is None:
         return []
     return [os.path.realpath(p) for p in ([spec.origin] if spec.origin else spec.submodule_search_locations or ())]

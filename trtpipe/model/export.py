@@ -132,11 +132,11 @@ _GUARD = r"- Not all values of (\w+) = (.+) in the specified range (.+) satisfy 
 
 def _reason(error: BaseException, module: torch.nn.Module) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
-    where = place_of(error)
+    where, text = place_of(error), text_of(error)
     at = f" at {where}" if where else ""
-    if "fake_quantize_" in text_of(error):  # PyTorch has no such operation of a dynamic shape
+    if "fake_quantize_" in text:  # PyTorch has no such operation of a dynamic shape
         return f"capture: the model {quantizes_in_forward(where)}"
-    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", text_of(error)):
+    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", text):
         return (
             f"capture: the operation {unknown[1]}{at} does not say what shape it gives, which torch.export needs. "
             f'Register a function that does: @torch.library.register_fake("{unknown[1]}").'
@@ -149,16 +149,16 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
             "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
     # An inequality, which the solver of torch.export does not take.
-    if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", text_of(error)):
+    if unsolved := re.match(r"Expected op to be '==', got \S+ for (.+)", text):
         return _only_where(unsolved[1], deciding_lines(error))
-    if "Cannot create Dim" in text_of(error):
+    if "Cannot create Dim" in text:
         return (
             f"capture: torch.export cannot follow a size that the model computes of dynamic ones{at} "
             f"({typed_line(error)}), as one rounded up to a multiple, by -H % 8. Declare numbers in inputs.*.shape, or "
             "pad before the model."
         )
-    if "onstraint" in type(error).__name__ + text_of(error)[:400] or "specialized" in text_of(error):
-        lines = [line.strip() for line in text_of(error).splitlines()]
+    if "onstraint" in type(error).__name__ + text[:400] or "specialized" in text:
+        lines = [line.strip() for line in text.splitlines()]
         specialized = [line for line in lines if "pecializ" in line]
         if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line.partition("Specializations ")[0]))]:
             named = [(g[1], g[4].replace(g[2], g[1]), g[3]) for g in guards]
@@ -177,9 +177,7 @@ def _reason(error: BaseException, module: torch.nn.Module) -> str:
                 line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
             )
             return _only_where(asked + (f"; {fits} would do" if fits else ""), deciding_lines(error))
-        fixed = re.search(
-            r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text_of(error)
-        )
+        fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text)
         got = f"{fixed[1]}, {fixed[2]} in its graph" if fixed else (*specialized, typed_line(error))[0]
         if layer := _recurrent(module):
             return _of_one_length(got, layer)

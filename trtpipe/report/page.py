@@ -21,7 +21,7 @@ from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent
 from trtpipe.report.metric_rows import METRICS, metric_row
-from trtpipe.report.thresholds import NUMBER_FORMATS, beyond_int8, compute_int8, input_sqnr, scale_keys, table_warnings
+from trtpipe.report.thresholds import NUMBER_FORMATS, any_in_int8, beyond_int8, input_sqnr, scale_keys, table_warnings
 from trtpipe.values import PRECISIONS_BY_WIDTH
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def module_rows(
     audits: Mapping[str, TensorAudit] = {} if table is None else table.audit.tensors
     rows = []
     keys = scale_keys(audits, scales)
-    counts = compute_int8(layers)
+    counts = any_in_int8(layers)
     ratios = [input_sqnr(layer, audits, keys) if counts else None for layer in layers]
     highest = max([r for r in ratios if r is not None], default=1.0)
     most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)

@@ -36,7 +36,7 @@ def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[s
     return frozenset(scale for key, scale in scales.items() if is_read_by(key, layer.module, layer.op))
 
 
-def compute_int8(layers: Sequence[LayerPrecision]) -> bool:
+def any_in_int8(layers: Sequence[LayerPrecision]) -> bool:
     """Whether an operation computes in INT8: of a graph without any no INT8 threshold counts."""
     return any(layer.precision == "int8" for layer in layers)
 
@@ -45,7 +45,7 @@ def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scale
     """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what nothing reads that
     may read INT8. Of layers that are not known, none."""
     tensors = table.audit.tensors
-    if layers and not compute_int8(layers):
+    if layers and not any_in_int8(layers):
         return frozenset(tensors)
     keys = scale_keys(tensors, scales)
     without, rest = set[str](), set[str]()
