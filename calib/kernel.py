@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from calib.histogram import ALL_BINS, SLOTS
+from calib.histogram import ALL_BINS, SHIFT, SLOTS
 
 #: Pairs of values looked at together: 16 KiB, so the second look finds them in the first-level cache.
 _BLOCK = 2048
@@ -42,7 +42,7 @@ def _kept(compiler: Callable[..., Any], *signature: Any, **options: Any) -> Call
 @_kept(numba.njit, nogil=True)
 def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
     """Count some pairs. Slices keep every index provably non-negative, which lets LLVM vectorise."""
-    mask = np.uint64(0xFFFF)
+    mask, lower, upper = np.uint64(ALL_BINS - 1), np.uint64(SHIFT), np.uint64(32 + SHIFT)
     flip, sign = np.int32(0x7FFFFFFF), np.int32(-(2**31))
     low, high, least = bounds[0], bounds[1], bounds[2]
     for start in range(0, pairs.size, _BLOCK):
@@ -59,7 +59,7 @@ def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
             # Two tables, and zeros in one of two slots in turn, so that a run of equal values (a ReLU's zeros) does not
             # wait for its own last store.
             pair = block[i]
-            at, beside = (pair >> np.uint64(15)) & mask, (pair >> np.uint64(47)) & mask
+            at, beside = (pair >> lower) & mask, (pair >> upper) & mask
             zero = np.uint64(ALL_BINS + (i & 1))
             even[zero if at == 0 else at] += 1
             odd[zero if beside == 0 else beside] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import NoReturn
 
 from pydantic import ValidationError
@@ -12,10 +13,11 @@ def loads(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, a key of an object is given twice, or NaN or Infinity is among its numbers.
+        ValueError: it is not JSON, a key of an object is given twice, or a number is NaN, Infinity or beyond float64,
+            as 1e999 is.
         RecursionError: it is nested too deeply.
     """
-    value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
     return value
 
 
@@ -24,6 +26,11 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(result) != len(pairs):
         raise ValueError("a key is given twice")
     return result
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)
 
 
 def _refuse(word: str) -> NoReturn:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.batching import Batching, by_profile, require_one_size
+from trtpipe.batching import Batching, by_profile, ranked_output, require_one_size
 from trtpipe.errors import InputError
 from trtpipe.values import DimRange, TensorSpec
 
@@ -96,3 +96,41 @@ def test_check_samples_of_two_sizes_are_refused() -> None:
         "check: samples must be of one size (got [5] for input 'x' at first and [6] at sample c). Resize or crop them; "
         "other sizes that inputs declare are checked beside."
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "last", "expected"),
+    [({"a": 4, "b": 5, "c": 9}, 4, "b"), ({"a": 4, "b": 5}, 5, "a"), ({"a": 1, "b": 5}, -1, "a"), ({}, 3, "")],
+)
+def test_labels_are_about_the_first_output_with_a_class_for_each(
+    columns: dict[str, int], last: int, expected: str
+) -> None:
+    assert ranked_output(columns, last) == expected
+
+
+@pytest.mark.parametrize("profiles", [((3, 4), (6, 8)), ((6, 8), (3, 4))])
+def test_a_rest_is_filled_up_to_the_smallest_batch_that_any_profile_takes(
+    profiles: tuple[tuple[int, int], ...],
+) -> None:
+    ranges = tuple({"N": DimRange(low, high, high)} for low, high in profiles)
+    how = Batching((TensorSpec("x", "float32", ("N", 2), {"N": DimRange(3, 8, 8)}),), (), 8, ranges)
+    pieces = [(len(piece["x"]), count) for piece, count in how.pieces(samples(2, 2))]
+    assert pieces == [(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"),
+    [
+        (("N", 3, "H"), 0, "[N, 3, H], H 2 to 9"),
+        (("Q", "N"), 1, "[Q, N], Q 4 to 6"),
+        (("Q",), None, "[Q], Q 4 to 6"),
+        (("H", 5), None, "[H, 5], H 2 to 9"),
+        ((8, 3), 0, "[8, 3]"),
+    ],
+)
+def test_a_bindings_shape_is_said_without_the_range_of_its_batch(
+    shape: tuple[int | str, ...], axis: int | None, expected: str
+) -> None:
+    every = {"N": DimRange(1, 4, 8), "H": DimRange(2, 4, 9), "Q": DimRange(4, 5, 6)}
+    dims = {d: every[d] for d in shape if isinstance(d, str)}
+    assert TensorSpec("x", "float32", shape, dims, axis).described == expected

@@ -3,7 +3,8 @@
 An import counts wherever it stands, in each of the ways that are planted below: a statement, `importlib`, `__import__`,
 `sys.modules`, a name in a text, and what takes or runs a text as code. A command of our own program is no import, and
 counts as one of what it runs. Not looked for is what is hidden on purpose (bytes, base64, letters put together, an
-attribute by `getattr`, finders of `sys.meta_path`), and a process whose command is put together while it runs.
+attribute by `getattr`, finders of `sys.meta_path`), what else of a library takes a module's name (`mock.patch`,
+`cProfile.run`), and a process whose command is put together while it runs.
 """
 
 from __future__ import annotations

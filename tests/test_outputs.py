@@ -109,6 +109,10 @@ def test_what_is_no_refusal_stays_a_bug() -> None:
         ("{d}/.a.json.trtpipe-new-1/model.engine", "{d}/a.json"),
         ("{d}/a.json", "{d}/a.json"),
         ("{d}/photos/1.png", "{d}/photos/1.png"),
+        ("{d}/a.json-journal", "{d}/a.json"),
+        ("{d}/a.jsonld", "{d}/a.jsonld"),
+        ("{d}/a.json_of_another/x", "{d}/a.json_of_another/x"),
+        ("{d}/sub/.a.json.77.part", "{d}/sub/.a.json.77.part"),
     ],
 )
 def test_naming_names_what_the_user_gave(raised: str | None, named: str, tmp_path: Path) -> None:

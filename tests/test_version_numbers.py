@@ -3,7 +3,7 @@
 import pytest
 
 from trtpipe.model.torch_versions import release
-from trtpipe.version_numbers import parse_version
+from trtpipe.version_numbers import of_cuda, parse_version, sm
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,11 @@ from trtpipe.version_numbers import parse_version
 )
 def test_parse_version(text, number):
     assert parse_version(text) == number
+
+
+def test_versions_and_capabilities_as_cuda_and_nvidia_write_them():
+    assert [of_cuda(n) for n in (13000, 12040, 11080, 12080)] == ["13.0", "12.4", "11.8", "12.8"]
+    assert [sm(c) for c in ("7.5", "8.9", "12.1")] == ["75", "89", "121"]
 
 
 @pytest.mark.parametrize(("text", "number"), [("2.14.1+cu130", (2, 14)), ("2", (2, 0)), ("unknown", (0, 0))])

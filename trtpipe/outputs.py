@@ -64,12 +64,19 @@ def naming(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        aside = tuple(str(Path(path).parent / f"{hidden}{Path(path).name}") for hidden in (".", ""))
         if error.errno is not None and (
-            not isinstance(error.filename, (str, bytes)) or os.fsdecode(error.filename).startswith(aside)
+            not isinstance(error.filename, (str, bytes)) or _beside(Path(os.fsdecode(error.filename)), Path(path))
         ):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _beside(file: Path, path: Path) -> bool:
+    """Whether a file is `path`, in it, or what is made aside for it: `.model.onnx.4f` and `model.onnx-journal` are."""
+    if not file.is_relative_to(path.parent):
+        return False
+    first = next(iter(file.relative_to(path.parent).parts), "")
+    return re.fullmatch(rf"\.?{re.escape(path.name)}([.-].*)?", first, re.DOTALL) is not None
 
 
 def open_database(path: Path, patience_s: float) -> sqlite3.Connection:

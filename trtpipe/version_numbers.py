@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 
+def of_cuda(number: int) -> str:
+    """CUDA's own number of a version as text: 13000 is "13.0", 12040 is "12.4"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def sm(compute_capability: str) -> str:
+    """A compute capability as NVIDIA writes it behind "sm": "8.9" is "89"."""
+    return compute_capability.replace(".", "")
+
+
 def parse_version(text: str) -> tuple[int, ...]:
     """The numbers of a version's release: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0).
 

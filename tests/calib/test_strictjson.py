@@ -12,6 +12,8 @@ from calib.strictjson import first_problem, loads
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "^a key is given twice$"),
         ("[NaN]", "^NaN is not JSON$"),
         ("[-Infinity]", "^-Infinity is not JSON$"),
+        ("[1e999]", "^1e999 is not JSON$"),
+        ("[-1.5e400]", "^-1.5e400 is not JSON$"),
         ("[1,]", "Expecting value|Illegal trailing comma"),
     ],
 )
@@ -21,7 +23,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_a_value_is_read() -> None:
-    assert loads('{"a": [1, 2.5, null, "x"]}') == {"a": [1, 2.5, None, "x"]}
+    assert loads('{"a": [1, 2.5, 1e308, 1e-999, null, "x"]}') == {"a": [1, 2.5, 1e308, 0.0, None, "x"]}
 
 
 class Inner(BaseModel):

@@ -319,7 +319,8 @@ def test_an_import_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
         "lacks": "ModuleNotFoundError: No module named 'zebra'",
     }
     monkeypatch.setattr(device_memory, "_TRY_MEMORY", "import time; time.sleep(600)")
-    assert device_memory.no_memory(0.5) == (
+    monkeypatch.setattr(device_memory, "IMPORT_S", 0.5)
+    assert device_memory.no_memory() == (
         "device memory: asking for it did not end within 0.5 s. See what `python -m trtpipe --version` says."
     )
 

@@ -92,6 +92,7 @@ def test_the_number_of_samples_that_would_tell():
         assert samples_to_tell(0.0, binomial_interval(0, samples), 0.02, samples) == least
         least = next(n for n in range(1, 999) if paired_interval(0, 0, n)[1] <= 0.01)
         assert samples_to_tell(0.0, paired_interval(0, 0, samples), 0.01, samples) == least
+    assert samples_to_tell(0.5, (0.499, 0.501), 0.9, 100) == 101, "more than there are"
     n = samples_to_tell(0.97, binomial_interval(97, 100), 0.98, 100)
     assert not can_tell(binomial_interval(round(0.97 * n / 2), n // 2), 0.98, True)
     assert can_tell(binomial_interval(round(0.97 * n * 2), n * 2), 0.98, True)

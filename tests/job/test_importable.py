@@ -53,3 +53,23 @@ def test_a_module_called_as_one_of_pythons_is_refused_and_hides_none(tmp_path):
     with on_path(tmp_path):
         assert importlib.import_module("colorsys").rgb_to_hls(0, 0, 0) == (0, 0, 0)
     assert sys.meta_path == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def __getattr__(name): ...",
+        "eval('1')",
+        "exec('net = 1')",
+        "globals()['net'] = 1",
+        "locals()['net'] = 1",
+        "vars()['net'] = 1",
+        "import sys; setattr(sys.modules[__name__], 'net', 1)",
+        "import me; setattr(me, 'net', 1)",
+    ],
+)
+def test_a_module_whose_text_does_not_show_its_names_may_have_any(line, tmp_path):
+    (tmp_path / "me.py").write_text(f"{line}\n")
+    assert missing("me:net", (tmp_path,)) is None
+    (tmp_path / "me.py").write_text("other = 1\n")
+    assert missing("me:net", (tmp_path,)) is not None

@@ -212,10 +212,11 @@ def test_a_package_that_ends_the_process_which_asks_it_is_named(machine, monkeyp
         (folder / f"{module}.py").write_text(ends)
     (tmp_path / "pycuda" / "torch.py").write_text("class cuda: is_available = bool\n")
     with monkeypatch.context() as patched:
+        patched.setattr(device_memory, "IMPORT_S", limit_s)
         patched.syspath_prepend(tmp_path / "pycuda")
-        pycuda = device_memory.no_memory(limit_s)
+        pycuda = device_memory.no_memory()
         patched.syspath_prepend(tmp_path / "cuda")
-        cuda = device_memory.no_memory(limit_s)
+        cuda = device_memory.no_memory()
     assert pycuda == (
         f"device memory: asking pycuda for it {how}. Remove it, or have cuda-python, which is asked first. "
         "Install one: pip install 'trtpipe[edge]'."

@@ -152,6 +152,13 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "updated.",
     ),
     (
+        "another build",
+        manifest(),
+        with_versions("10.3.0.27"),
+        "version: TensorRT must be 10.3.0.26, the build that the engine is proven with (got 10.3.0.27). "
+        "Install that build or build the bundle for this device.",
+    ),
+    (
         "another minor",
         manifest(),
         with_versions("10.4.0"),

@@ -5,7 +5,8 @@ import struct
 import pytest
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.trt.plan import PlanHeader, misfits, own_header, read_header, split_prefix
+from trtpipe.trt.plan import HEADER_BYTES, MAGICS, PlanHeader, misfits, own_header, read_header, split_prefix
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 
 
 def plan(magic=b"vtrt", *, version=(1, 7, 1, 116), mask=0x0C, body=b"weights", length=None, serialization=0):
@@ -43,9 +44,29 @@ def test_portable():
     assert header.compute_capabilities == ()
 
 
-def test_tensorrt_proper_names_no_gpu_and_its_length_is_the_files():
+def test_tensorrt_proper_names_no_gpu_and_no_length():
     header = read_header(plan(b"ftrt", version=(10, 16, 1, 11), length=7))
-    assert header == PlanHeader("tensorrt", "10.16.1.11", (), 40)
+    assert header == PlanHeader("tensorrt", "10.16.1.11", (), None)
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+def test_a_plan_that_was_cut_is_refused_as_far_as_its_header_tells(magic):
+    whole = plan(magic)
+    for length in range(len(whole)):
+        if magic != b"vtrt" and length >= HEADER_BYTES:
+            assert read_header(whole[:length]) == read_header(whole)
+        else:
+            with pytest.raises(InputError):
+                read_header(whole[:length])
+
+
+def test_a_capability_has_its_bit_by_its_place():
+    """As observed, each built for alone."""
+    observed = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
+    assert tuple(observed) == RTX_COMPUTE_CAPABILITIES
+    assert {read_header(plan(mask=bit)).compute_capabilities: bit for bit in observed.values()} == {
+        (name,): bit for name, bit in observed.items()
+    }
 
 
 def test_a_version_is_only_read_where_its_place_is_known():
@@ -92,7 +113,7 @@ def test_a_prepended_json_is_split_off():
 
 FOR_86 = PlanHeader("tensorrt_rtx", "1.7.1.116", ("8.6",), 40)
 PORTABLE = PlanHeader("tensorrt_rtx", "1.7.1.116", (), 40, portable=True)
-TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), 40)
+TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), None)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +123,7 @@ TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), 40)
         (PORTABLE, "tensorrt_rtx", "1.7.1.116", "8.0", ()),
         (PORTABLE, "tensorrt_rtx", "1.7.1.116", "12.0", ()),
         (TENSORRT, "tensorrt", "10.3.0", "5.3", ()),
-        (PlanHeader("tensorrt", "", (), 40), "tensorrt", "10.3.0", "5.3", ()),
+        (PlanHeader("tensorrt", "", (), None), "tensorrt", "10.3.0", "5.3", ()),
         (FOR_86, "tensorrt_rtx", "1.7.1.116", "8.9",
          ("the GPU must be of compute capability 8.6 (got 8.9). Build the engine for this GPU.",)),
         (PORTABLE, "tensorrt_rtx", "1.7.1.116", "7.5",

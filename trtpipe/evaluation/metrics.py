@@ -1,5 +1,6 @@
 """How far one set of outputs is from another. Pure functions in float64; a half-precision output is widened first, and
-whole numbers are subtracted as such. A figure that is infinite or NaN says so itself: NumPy does not warn.
+whole numbers are subtracted as such. Where an output is NaN or infinite nothing of it is alike: a cosine is 0 and an
+SQNR -inf; other figures are infinite or NaN themselves, and NumPy does not warn.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def relative_l2(reference: Array, output: Array) -> float:
 
 def sqnr_db(reference: Array, output: Array) -> float:
     """Signal to quantization noise ratio of two arrays [S, ...] in dB; inf where they are equal, -inf where the
-    reference alone is all zero.
+    reference alone is all zero, or the output is NaN or infinite.
 
     It is 10 log10(|reference|^2 / |output - reference|^2), Euclidean norms over everything.
     """

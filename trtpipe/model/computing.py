@@ -18,6 +18,7 @@ from calib.types import Array
 from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.figures import difference
 from trtpipe.values import LoadedModel
+from trtpipe.version_numbers import of_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,7 @@ def old_driver() -> str:
     except (RuntimeError, AssertionError) as error:  # the latter of a build without CUDA
         found = re.search(r"driver on your system is too old \(found version (\d+)\)", str(error))
         if found and torch.version.cuda:
-            cuda = f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}"
+            cuda = of_cuda(int(found[1]))
             return f"the NVIDIA driver is for CUDA {cuda}, too old for this PyTorch, which needs {torch.version.cuda}"
     return ""
 

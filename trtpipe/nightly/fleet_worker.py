@@ -30,6 +30,7 @@ from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
 from trtpipe.trt import driver
+from trtpipe.version_numbers import sm
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -49,7 +50,7 @@ def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ..
     if torch:
         resources.append("torch")
     if device.compute_capability is not None:
-        resources += ["gpu", "sm" + device.compute_capability.replace(".", "")]
+        resources += ["gpu", f"sm{sm(device.compute_capability)}"]
     if device.jetson:
         resources.append("jetson")
     for name, version in device.versions.items():

@@ -281,6 +281,7 @@ def check(job: Job, prepared: PreparedJob, compiled: Compiled, stages: Stages) -
     """
     engine, lowered = compiled.engine, compiled.lowered
 
+    # Made again: kept, it would hold the weights once more while they compile.
     def made_of() -> tuple[LoadedModel, Quantized]:
         return prepared.loaded, quantize(job, prepared, lowered.table, stages)
 

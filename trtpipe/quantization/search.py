@@ -166,7 +166,7 @@ class _CandidateSearch:
     def improve(self, start: Candidate) -> None:
         if self.other_algorithm(start):
             return
-        base, ranked = self.ranked(start)
+        ranked = self.ranked(start.algorithm)
 
         def of(algorithm: str) -> Callable[[int], Candidate]:
             return lambda count: keeping(replace(start, algorithm=algorithm), ranked[:count])
@@ -176,7 +176,7 @@ class _CandidateSearch:
             if guess > 1 and self.promises(of(algorithm)(guess - 1)):
                 base, guess = replace(start, algorithm=algorithm), self.guess(of(algorithm), guess - 1)
         if base != start:
-            base, ranked = self.ranked(base)
+            ranked = self.ranked(base.algorithm)
         steps = self.climb(base, ranked)
         if steps:
             self.give_back(base, ranked, steps)
@@ -199,17 +199,17 @@ class _CandidateSearch:
         best = max(promising, key=lambda a: previews[a].sqnr_db)
         return self.evaluate(replace(start, algorithm=best)).passed
 
-    def ranked(self, base: Candidate) -> tuple[Candidate, list[ModuleSensitivity]]:
-        """`base`, and the modules that can be kept, worst first; without them something is left."""
-        self.sensitivity = self.laboratory.rank(base.algorithm)
+    def ranked(self, algorithm: str) -> list[ModuleSensitivity]:
+        """The modules that can be kept, worst first by thresholds of `algorithm`; without them something is left."""
+        self.sensitivity = self.laboratory.rank(algorithm)
         ranked = [m for m in self.sensitivity.modules if m.module]
         if len(ranked) < len(self.sensitivity.modules):
             outside = "operations outside any module cannot be named in precision.keep; they stay quantized"
             self.notes += [outside] if outside not in self.notes else []
-            return base, ranked
+            return ranked
         while ranked and not left(self.sensitivity.modules, [m.module for m in ranked]):
             ranked.pop()
-        return base, ranked
+        return ranked
 
     def climb(self, base: Candidate, ranked: Sequence[ModuleSensitivity]) -> dict[str, int]:
         """By module, how many steps of its `ladder` it takes: the fewest that meet the limits one step up; where

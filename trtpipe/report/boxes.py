@@ -49,10 +49,10 @@ def drawn(compared: ComparedOutputs) -> tuple[tuple[Drawn, Drawn], ...] | None:
 
 
 def _comparable(corners: Array, scores: Array, classes: Array) -> tuple[Array, Array, Array]:
-    """Detections with scores of 0 or more, of which shares can be taken; 0 in rows that are no boxes."""
+    """Detections with scores of which shares can be taken."""
     if is_logits(scores):
         return corners, 0.5 * (1 + np.tanh(scores / 2)), classes
-    return corners, np.maximum(scores, 0), classes
+    return corners, scores, classes
 
 
 def _most_certain(corners: Array, scores: Array, classes: Array) -> Drawn:

@@ -29,7 +29,7 @@ from trtpipe.job.sections import Build
 from trtpipe.packages import distributions, pip_install
 from trtpipe.runtime.device import Device, outdated_driver
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import TARGET_TITLES, unsupported
+from trtpipe.trt.flavour import TARGET_TITLES, same_build, same_release, unsupported
 from trtpipe.trt.formats import lacking
 from trtpipe.trt.install import distribution, tensorrt_command
 from trtpipe.trt.options import binding_refusals, refusals
@@ -157,16 +157,6 @@ def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
     return bundle, check_signature(path, bundle.manifest_bytes, bundle.signature, key)
 
 
-def _same_build(one: str, other: str) -> bool:
-    """Whether versions agree in all numbers that both give: a manifest names the build, `__version__` of some does not.
-
-    A bundle is proven for the build that made it alone.
-    """
-    a, b = parse_version(one), parse_version(other)
-    common = min(len(a), len(b))
-    return common >= 3 and a[:common] == b[:common]
-
-
 def _platform(engine: EngineInfo, device: Device) -> list[str]:
     misfits = []
     if engine.os is not None and engine.os != device.os:
@@ -186,13 +176,18 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
     title, here = TARGET_TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
         return [f"runtime: {title} {engine.version} is not installed. {_install(engine.target, device)}."]
-    if engine.target == "onnxruntime" or _same_build(engine.version, here):
+    if engine.target == "onnxruntime" or same_build(engine.version, here):
         return []
     built, runs = parse_version(engine.version), parse_version(here)
     if engine.target == "tensorrt_rtx":
         return [
             f"version: TensorRT-RTX must be {engine.version}, as engines never run on another release (got {here}). "
             f"Install that release {_REBUILD}."
+        ]
+    if not engine.version_compatible and same_release(engine.version, here):
+        return [
+            f"version: TensorRT must be {engine.version}, the build that the engine is proven with (got {here}). "
+            f"Install that build {_REBUILD}."
         ]
     if not engine.version_compatible:
         return [

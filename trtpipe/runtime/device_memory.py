@@ -36,16 +36,16 @@ except Exception as error:
 """
 
 
-def no_memory(limit_s: float = IMPORT_S) -> str:
+def no_memory() -> str:
     """Why nothing that is installed gives device memory, and what to install where that helps, tried in a process of
-    its own, for `limit_s` seconds at most; empty where something does."""
+    its own, for `IMPORT_S` seconds at most; empty where something does."""
     command = (sys.executable, "-c", _TRY_MEMORY, json.dumps(sys.path))
     out, err = subprocess.PIPE, subprocess.DEVNULL
     try:
-        ran = subprocess.run(command, stdout=out, stderr=err, check=False, timeout=limit_s)
+        ran = subprocess.run(command, stdout=out, stderr=err, check=False, timeout=IMPORT_S)
         printed, ended = ran.stdout, _how(ran.returncode)
     except subprocess.TimeoutExpired as late:
-        printed, ended = late.stdout or b"", f"did not end within {limit_s:g} s"
+        printed, ended = late.stdout or b"", f"did not end within {IMPORT_S:g} s"
     lines = [strictjson.loads(line) for line in printed.splitlines()]
     if lines and isinstance(lines[-1], list):
         return str(lines[-1][0])

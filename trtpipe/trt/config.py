@@ -17,6 +17,7 @@ from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.options import asked
 from trtpipe.values import TensorSpec
+from trtpipe.version_numbers import sm
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import Builder, IBuilderConfig, INetworkDefinition, IOptimizationProfile
@@ -84,8 +85,7 @@ def apply(flavour: Flavour, config: IBuilderConfig, network: INetworkDefinition,
     if build.compute_capability:
         config.num_compute_capabilities = len(build.compute_capability)
         for index, capability in enumerate(build.compute_capability):
-            name = "SM" + capability.replace(".", "")
-            config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm(capability)}"), index)
     _set_formats(trt, network, build)
     _place_layers(trt, config, network, build)
 

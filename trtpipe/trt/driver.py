@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trtpipe.errors import MissingError
 from trtpipe.packages import install_command, pip_install
+from trtpipe.version_numbers import of_cuda
 
 #: CUdevice_attribute values, part of the driver's ABI (cuda.h): they are not TensorRT enums and do not move.
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
@@ -101,7 +102,7 @@ def _probed() -> Driver:
     number, count, version = ctypes.c_int(), ctypes.c_int(), ""
     try:
         _called(cuda, "cuDriverGetVersion", ctypes.byref(number))
-        version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        version = of_cuda(number.value)
         _called(cuda, "cuDeviceGetCount", ctypes.byref(count))
         devices = tuple(_gpu(cuda, i) for i in range(count.value))
     except _RefusedError as error:

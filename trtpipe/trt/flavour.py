@@ -196,8 +196,19 @@ def without_effect(what: str, target: str, release: str | None) -> str:
 
 
 def same_release(one: str, other: str) -> bool:
-    """Whether two versions are of one release, 10.16.1 and 10.16.1.11, whose builds load each other's plans."""
+    """Whether two versions are of one release, 10.16.1 and 10.16.1.11: TensorRT itself loads what another build of its
+    release wrote."""
     return parse_version(one)[:3] == parse_version(other)[:3]
+
+
+def same_build(one: str, other: str) -> bool:
+    """Whether versions agree in all numbers that both give: a manifest names the build, `__version__` of some does not.
+
+    A bundle is proven for the build that made it alone, whatever TensorRT itself would load.
+    """
+    a, b = parse_version(one), parse_version(other)
+    common = min(len(a), len(b))
+    return common >= 3 and a[:common] == b[:common]
 
 
 #: Flavour to (distribution, version).

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import FlavourName, same_release, title
-from trtpipe.trt.platforms import OLDEST_PORTABLE, takes_portable
+from trtpipe.trt.platforms import OLDEST_PORTABLE, RTX_COMPUTE_CAPABILITIES, takes_portable
 from trtpipe.version_numbers import parse_version
 
 HEADER_BYTES = 33
@@ -25,8 +25,8 @@ _FLAVOURS: dict[bytes, FlavourName] = {
 }
 #: What plans begin with.
 MAGICS = tuple(_FLAVOURS)
-#: Bit of the mask at byte 32, observed by building for each capability in turn.
-_CAPABILITY_BITS = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
+#: Bit of the mask at byte 32, one after the other, observed by building for each capability in turn.
+_CAPABILITY_BITS = {name: 1 << place for place, name in enumerate(RTX_COMPUTE_CAPABILITIES)}
 _PORTABLE = 0x7E
 _REBUILD = "Build the engine for this GPU."
 
@@ -35,7 +35,8 @@ _REBUILD = "Build the engine for this GPU."
 class PlanHeader:
     """The fields of a plan's header.
 
-    `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes.
+    `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes, None for TensorRT
+    proper, of whose header it is not known for all releases.
     `compute_capabilities` are like "8.6"; they are empty when `portable` (Ampere and later), and empty for TensorRT
     proper, whose header does not name its GPU.
     """
@@ -43,7 +44,7 @@ class PlanHeader:
     flavour: FlavourName
     version: str
     compute_capabilities: tuple[str, ...]
-    length: int
+    length: int | None
     portable: bool = False
 
 
@@ -51,7 +52,8 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
     """The header at the start of `data`, which is the whole plan.
 
     Raises:
-        InputError: when this is no plan, is cut short, or names compute capabilities that trtpipe does not know.
+        InputError: when this is no plan, has no whole header, is shorter or longer than that says (of TensorRT-RTX), or
+            names compute capabilities that trtpipe does not know.
     """
     start = bytes(data[:HEADER_BYTES])
     flavour = _FLAVOURS.get(start[:4])
@@ -66,7 +68,7 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
     if start[:4] == b"ptrt" or (flavour == "tensorrt" and start[4:8] != bytes(4)):
         version = ""
     if flavour == "tensorrt":
-        return PlanHeader(flavour, version, (), len(data))
+        return PlanHeader(flavour, version, (), None)
     if length != len(data):
         raise InputError(
             f"{where}: the plan must be {length} bytes long, as its header says (got {len(data)}). Copy the file again."

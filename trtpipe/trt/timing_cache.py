@@ -11,6 +11,7 @@ from trtpipe.errors import InputError
 from trtpipe.outputs import require_writable_file
 from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import Flavour
+from trtpipe.version_numbers import sm
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import IBuilderConfig, ITimingCache
@@ -30,8 +31,8 @@ def file_of(folder: Path, flavour: Flavour, driver: Driver, gpu: Gpu) -> Path:
 
 def file_name(flavour: Flavour, driver: Driver, gpu: Gpu) -> str:
     """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
-    sm = gpu.compute_capability.replace(".", "")
-    return f"{flavour.name}-{flavour.version}_{gpu.file_name}_sm{sm}_cuda{driver.cuda}.timing"
+    capability = f"sm{sm(gpu.compute_capability)}"
+    return f"{flavour.name}-{flavour.version}_{gpu.file_name}_{capability}_cuda{driver.cuda}.timing"
 
 
 def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str, ...]]:
