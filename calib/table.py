@@ -28,7 +28,7 @@ from calib.frozen import Frozen
 from calib.histogram import Histogram
 from calib.samples import combine_digests
 from calib.strictjson import first_problem
-from calib.table_files import canonical, pack, parse, unpack
+from calib.table_files import canonical, histograms_path, pack, parse, unpack
 from calib.types import JsonObject
 
 _FORMAT = "calib-table"
@@ -157,12 +157,20 @@ class CalibrationTable:
         Raises:
             CalibError: the table was read without its histograms.
         """
-        table = make_table(
-            self._counted(), algorithm, PERCENTILE, self.digests, self.samples, self.recipe,
-            self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
-        )  # fmt: skip
+        table = replace(self, algorithm=algorithm, percentile=PERCENTILE).recounted(self._counted())
         made = self.corrections
         return replace(table, corrections=None if made is None else made.for_thresholds_of(algorithm))
+
+    def recounted(self, counted: Mapping[str, Halves]) -> CalibrationTable:
+        """The table that its algorithm makes of other counts from the same samples, as of a model with other weights.
+
+        Raises:
+            CalibError: a tensor that was never seen or held NaN or infinity, naming it.
+        """
+        return make_table(
+            counted, self.algorithm, self.percentile, self.digests, self.samples, self.recipe,
+            self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
+        )  # fmt: skip
 
     def corrected(self, amax: Mapping[str, float], corrections: Corrections) -> CalibrationTable:
         """The table with the thresholds `amax` in place of its own, which belong to a model with `corrections`.
@@ -352,11 +360,6 @@ def make_table(
         dict(counted),
         hashlib.sha256(pack(counted)).hexdigest(),
     )
-
-
-def histograms_path(path: Path) -> Path:
-    """Where the histograms of the table at `path` are: calibration.json -> calibration.histograms.safetensors."""
-    return path.with_suffix(".histograms.safetensors")
 
 
 def _check(where: Path, table: CalibrationTable) -> None:

@@ -20,6 +20,11 @@ from calib.types import Array
 _MOST_BYTES = 256 << 20
 
 
+def histograms_path(path: Path) -> Path:
+    """Where the histograms of the table at `path` are: calibration.json -> calibration.histograms.safetensors."""
+    return path.with_suffix(".histograms.safetensors")
+
+
 def canonical(value: object) -> str:
     """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
     return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)

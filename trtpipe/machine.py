@@ -56,16 +56,20 @@ class Heap:
 
     def __init__(self) -> None:
         self._settled = private_bytes()
+        self._most = 0
 
-    def settle(self, *, garbage: bool = False) -> None:
+    def settle(self, *, garbage: bool = False, rising: bool = False) -> None:
         """Return what is not used, if the process has grown by `MUCH` since that was last done.
 
         Args:
             garbage: search for it, which takes a second: graphs are cycles, and hold their weights until then.
+            rising: only where the process is larger than at any such call before. What the next operation will use
+                again is not returned then, and the peak is no higher.
         """
         now = private_bytes()
-        if now is None or self._settled is None or now <= self._settled + MUCH:
+        if now is None or self._settled is None or now <= self._settled + MUCH or (rising and now <= self._most):
             return
+        self._most = max(self._most, now)
         if garbage:
             gc.collect()
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's alone

@@ -16,7 +16,8 @@ from calib.algorithms import ALGORITHMS, threshold
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
-from calib.table import CalibrationTable, histograms_path, make_table
+from calib.table import CalibrationTable, make_table
+from calib.table_files import histograms_path
 
 RECIPE = "arrays\nx:float32[3]"
 

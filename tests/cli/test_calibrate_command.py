@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from calib.table import CalibrationTable, histograms_path
+from calib.table import CalibrationTable
+from calib.table_files import histograms_path
 from trtpipe.cli.main import main
 
 NETWORK = """

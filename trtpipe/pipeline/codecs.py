@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from calib.table import CalibrationTable, histograms_path
+from calib.table import CalibrationTable
+from calib.table_files import histograms_path
 from calib.types import Array, JsonObject
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GRAPH, TIMING_CACHE
 from trtpipe.pipeline.lowered import Compiled, Lowered

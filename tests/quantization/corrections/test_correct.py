@@ -447,16 +447,14 @@ def test_a_scaling_that_all_samples_speak_against_is_taken_back(
 ) -> None:
     """Scalings are tried with thresholds of the first samples; what is kept has to gain with those of all."""
     right = stage.calibrate
-    monkeypatch.setattr(stage, "MOST_SAMPLES", 24)
+    monkeypatch.setattr(drawn_of, "MOST_SAMPLES", 64)
 
     def wider(captured: Captured, source: Source, **options: object) -> CalibrationTable:
         table = right(captured, source, **options)  # type: ignore[arg-type]
-        if source.sample_count == 24:
-            return table
         return table.corrected({k: 50 * v for k, v in table.amax.items()}, table.corrections)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage, "calibrate", wider)
-    _, plain, table, _ = made(uneven(), tmp_path, kept, algorithm="minmax")
+    _, plain, table, _ = made(uneven(), tmp_path, kept, algorithm="minmax", count=80)
     first = table.corrections.steps[0]
     assert not first.kept
     assert first.after_db < first.before_db
@@ -469,8 +467,13 @@ def test_a_scaling_that_all_samples_speak_against_is_taken_back(
         assert table.corrections.steps[1].before_db == first.before_db
 
 
-def test_a_scaling_costs_one_pass_where_all_samples_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thresholds are those of all samples then, and need not be taken again."""
+@pytest.mark.parametrize("copies", [0, 3])
+def test_a_scaling_is_calibrated_with_all_samples_and_no_oftener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """Where it was judged by all of them its thresholds are theirs; copies judge nothing, and count."""
+    values = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
+    values = np.concatenate([values, values[:copies]])
     right, passes = stage.calibrate, []
 
     def counted(captured: Captured, source: Source, **options: object) -> CalibrationTable:
@@ -478,13 +481,12 @@ def test_a_scaling_costs_one_pass_where_all_samples_are_few(tmp_path: Path, monk
         return right(captured, source, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage, "calibrate", counted)
-    captured, _, table, _ = made(uneven(), tmp_path, ("equalization",), algorithm="minmax")
+    captured, _, table, _ = made(uneven(), tmp_path, ("equalization",), algorithm="minmax", values=values)
     assert [s.kept for s in table.corrections.steps] == [True]
-    assert passes == [64]
+    assert passes == ([67] if copies else [])
     scaled = corrected(captured, table.corrections.arrays)
-    again = right(
-        scaled, samples(tmp_path), batch_size=8, algorithm="minmax", percentile=99.99, digests={}, progress=Log()
-    )
+    source = samples(tmp_path, values=values)
+    again = right(scaled, source, batch_size=8, algorithm="minmax", percentile=99.99, digests={}, progress=Log())
     assert table.amax == again.amax
     assert table.audit == again.audit
 

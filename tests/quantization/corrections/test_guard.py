@@ -16,7 +16,7 @@ from calib.table import CalibrationTable
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
 from trtpipe.quantization.calibrate import calibrate
-from trtpipe.quantization.corrections.guard import MOST_DB, CrossGuard, Guard, Score
+from trtpipe.quantization.corrections.guard import MOST_DB, CrossGuard, Guard, Score, of_halves
 from trtpipe.quantization.corrections.samples import Samples
 from trtpipe.values import Captured
 
@@ -103,7 +103,7 @@ def test_each_half_is_judged_with_thresholds_of_the_other(tmp_path: Path) -> Non
     captured, first, second = network(), batches(3), batches(3, 50)
     tables = [calibrated(captured, tmp_path, half) for half in (first, second)]
     cross = CrossGuard(captured, (first, second), 2)
-    amax = cross.thresholds(captured, tables[0])
+    amax = of_halves(tables[0].recounted(cross.counted(captured)))
     assert amax == tuple(table.amax for table in tables)
     of_first = Guard(captured, first[-2:]).measured(captured, tables[1].amax)
     of_second = Guard(captured, second[-2:]).measured(captured, tables[0].amax)
@@ -116,7 +116,7 @@ def test_a_threshold_that_only_the_judges_have_made_does_not_count(tmp_path: Pat
     captured, small, large = network(), batches(2), [[b[0] * 4] for b in batches(2, 50)]
     table = calibrated(captured, tmp_path, [*small, *large])
     cross = CrossGuard(captured, (small, large), 2)
-    unseen = cross.measured(captured, cross.thresholds(captured, table)).decibels
+    unseen = cross.measured(captured, of_halves(table.recounted(cross.counted(captured)))).decibels
     assert unseen < cross.measured(captured, (table.amax, table.amax)).decibels - 6
 
 
@@ -125,7 +125,7 @@ def test_halves_are_of_all_samples_and_as_large(count: int) -> None:
     every = batches(count)
     fit = tuple(b for i, b in enumerate(every) if i % 8 != 1 and i % 4 != 3)
     judge = tuple(b for i, b in enumerate(every) if i % 4 == 3)
-    samples = Samples(fit, tuple(b for i, b in enumerate(every) if i % 8 == 1), judge)
+    samples = Samples(fit, tuple(b for i, b in enumerate(every) if i % 8 == 1), judge, complete=True)
     first, second = samples.halves
     assert len(first) == len(second) == count // 2
     assert {id(b[0]) for b in (*first, *second)} == {id(b[0]) for b in every}

@@ -36,7 +36,7 @@ def step_of(folder: Path, monkeypatch: pytest.MonkeyPatch, bright: int, batches:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1)).eval()
     fit = [images(0, 0), *(images(k, bright) for k in range(1, batches))]
-    samples = Samples(tuple(fit), (images(50, 0),), (images(60, 0), images(61, 0)))
+    samples = Samples(tuple(fit), (images(50, 0),), (images(60, 0), images(61, 0)), complete=True)
     every = torch.cat([b[0] for b in (*fit, *samples.local, *samples.judge)]).numpy()
     np.save(folder / "x.npy", every * (1 if bright else 10))  # as large in all cases
     source = open_source(DataSpec(arrays=str(folder / "x.npy")), [InputSpec("x", "float32", SHAPE)])

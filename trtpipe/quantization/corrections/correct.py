@@ -24,8 +24,8 @@ from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
-from trtpipe.quantization.corrections.guard import CrossGuard, Guard, Score
-from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, MOST_SAMPLES, Samples, drawn
+from trtpipe.quantization.corrections.guard import CrossGuard, Guard, Score, of_halves
+from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
 from trtpipe.quantization.partial import BatchTensors
@@ -110,7 +110,6 @@ class _Corrector:
         placements: Sequence[Placement],
     ) -> None:
         self._plain, self._table, self._source = captured, table, source
-        self._few = source.first(MOST_SAMPLES)
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
         self._steps: list[Step] = []
@@ -156,12 +155,13 @@ class _Corrector:
         return [d for d in domains if mine & {n.name for n in (*d.makers, *d.readers)}]
 
     def _on_all_samples(self, before: _BeforeScalings) -> None:
-        """The scaled graph's table, of all samples where there are more than it was tried with; without the scaling
+        """The scaled graph's table, of all samples where those that it was tried with are not all; without the scaling
         where it does not gain with those thresholds: one value more may be an outlier.
         """
-        if self._few is self._source:
+        if self._samples.complete:
             return
-        table, amax = self._calibrated(self._now, self._source)
+        table = self._calibrated(self._now)
+        amax = self._unless_fixed(table)
         scores = self._measured(self._now, amax)
         if self._gain(scores, before.scores):
             self._table, self._amax, self._scores = table, amax, scores
@@ -179,18 +179,21 @@ class _Corrector:
         self._now, self._arrays = before.now, before.arrays
         self._table, self._amax, self._scores = before.table, before.amax, before.scores
 
-    def _calibrated(self, captured: Captured, source: Source) -> tuple[CalibrationTable, Mapping[str, float]]:
-        """The table of a scaled graph, and its thresholds but for those that stay."""
-        table = calibrate(
+    def _calibrated(self, captured: Captured) -> CalibrationTable:
+        """The table of a scaled graph, of all samples."""
+        return calibrate(
             captured,
-            source,
+            self._source,
             batch_size=self._batch_size,
             algorithm=self._table.algorithm,  # type: ignore[arg-type]
             percentile=self._table.percentile,
             digests={k: v for k, v in self._table.digests.items() if k != "data"},
             progress=self._progress,
         )
-        return table, {**table.amax, **self._fixed_amax}
+
+    def _unless_fixed(self, table: CalibrationTable) -> dict[str, float]:
+        """A table's thresholds but for those that stay."""
+        return {**table.amax, **self._fixed_amax}
 
     def _measured(self, captured: Captured, amax: Mapping[str, float]) -> list[Score]:
         """In every placement."""
@@ -258,21 +261,21 @@ class _Corrector:
             if not arrays:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays), (self._now, self._arrays))
-            of_halves = self._cross.thresholds(trial, self._table)
-            scores, why = self._tried(self._crosswise(trial, of_halves), before), ""
-            gains = self._gain(scores, before, surely=True) and not (why := self._lost_on_turned(trial, of_halves))
+            table = self._table.recounted(self._cross.counted(trial))
+            halves = of_halves(table)
+            scores, why = self._tried(self._crosswise(trial, halves), before), ""
+            gains = self._gain(scores, before, surely=True) and not (why := self._lost_on_turned(trial, halves))
             if best is None or gains or scores[self._at].decibels > best[1][self._at].decibels:
-                best = (gains, scores, trial, arrays, f"{len(some)} groups of channels", why)
+                best = (gains, scores, trial, arrays, table, f"{len(some)} groups of channels", why)
             if gains:
                 break
         if best is None:
             return
-        gains, scores, trial, arrays, detail, why = best
+        gains, scores, trial, arrays, table, detail, why = best
         if self._note(name, gains, scores, detail, why, compared=before):
-            table, amax = self._calibrated(trial, self._few)
-            self._now, self._table, self._amax = trial, table, amax
+            self._now, self._table, self._amax = trial, table, self._unless_fixed(table)
             self._arrays = merged(self._arrays, arrays)
-            self._scores = self._measured(trial, amax)
+            self._scores = self._measured(trial, self._amax)
 
     def _crosswise(
         self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]], *, turned: bool = False

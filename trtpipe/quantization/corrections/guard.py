@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from calib.audit import choose
+from calib.audit import Halves, choose
 from calib.histogram import Histogram
 from calib.observers import HistogramObserver
 from calib.table import CalibrationTable
@@ -25,6 +25,8 @@ MOST_DB = 120.0
 LEAST_GAIN_DB = 0.05
 #: A scaling must gain as many standard errors of the samples' mean gain: it costs room, which other samples may need.
 SURE = 1.0
+#: Samples of each half that are turned: what a scaling loses on them is over 6 dB where it loses anything.
+MOST_TURNED = 16
 
 
 class Guard:
@@ -127,15 +129,12 @@ class CrossGuard:
 
     @cached_property
     def _of_turned(self) -> list[Guard]:
-        judges = [[turned(batch, k * len(batch[0])) for k, batch in enumerate(some)] for some in self._judges]
+        most = -(-MOST_TURNED // len(self._judges[0][0][0]))
+        judges = [[turned(b, k * len(b[0])) for k, b in enumerate(some[-most:])] for some in self._judges]
         return [Guard(self._captured, some) for some in judges]
 
-    def thresholds(self, captured: Captured, like: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Of each half, what the algorithm of the table `like` chooses for each of the graph's tensors.
-
-        Raises:
-            calib.CalibError: a tensor held NaN or infinity.
-        """
+    def counted(self, captured: Captured) -> dict[str, Halves]:
+        """What each of the graph's tensors holds, by its table's key, in each half of the samples."""
         prepared = prepare(captured)
         for at, half in enumerate(self._halves):
             for observer in prepared.observers.values():
@@ -144,15 +143,7 @@ class CrossGuard:
             with torch.inference_mode():
                 for batch in half:
                     prepared.graph(*batch)
-        seen = {key: o.histogram.halves for key, o in prepared.observers.items() if o.histogram is not None}
-        first, second = (
-            {
-                key: choose(key, (halves[at], Histogram.empty()), like.algorithm, like.percentile)[0]
-                for key, halves in seen.items()
-            }
-            for at in (0, 1)
-        )
-        return first, second
+        return {key: o.histogram.halves for key, o in prepared.observers.items() if o.histogram is not None}
 
     def measured(
         self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]], *, turned: bool = False
@@ -161,6 +152,23 @@ class CrossGuard:
         guards = self._of_turned if turned else self._guards
         scores = [guard.measured(captured, other) for guard, other in zip(guards, reversed(amax), strict=True)]
         return Score(torch.cat([s.noise for s in scores]) / len(scores))
+
+
+def of_halves(table: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """The thresholds that a table's algorithm chooses by each half of what was counted alone.
+
+    Raises:
+        calib.CalibError: a tensor was not seen in one of them.
+    """
+    counted = table.histograms or {}
+    first, second = (
+        {
+            key: choose(key, (halves[at], Histogram.empty()), table.algorithm, table.percentile)[0]
+            for key, halves in counted.items()
+        }
+        for at in (0, 1)
+    )
+    return first, second
 
 
 def turned(batch: BatchTensors, first: int) -> BatchTensors:

@@ -24,11 +24,15 @@ LEAST_SAMPLES = 16
 
 @dataclass(frozen=True)
 class Samples:
-    """Batches to fit on, to decide about single operations, and to judge steps by."""
+    """Batches to fit on, to decide about single operations, and to judge steps by.
+
+    `complete`: they are the source's samples, each of them once.
+    """
 
     fit: tuple[BatchTensors, ...]
     local: tuple[BatchTensors, ...]
     judge: tuple[BatchTensors, ...]
+    complete: bool
 
     @property
     def halves(self) -> tuple[tuple[BatchTensors, ...], tuple[BatchTensors, ...]]:
@@ -42,7 +46,7 @@ def drawn(captured: Captured, source: Source) -> Samples | None:
 
     A copy of what a step was fitted on would judge it as if it were unseen.
     """
-    source = source.distinct()
+    every, source = source.sample_count, source.distinct()
     specs = captured.inputs
     size = max(1, min(_BATCH, source.sample_count // 8))
     how, batches = Batching(specs, captured.outputs, size), list[BatchTensors]()
@@ -60,7 +64,8 @@ def drawn(captured: Captured, source: Source) -> Samples | None:
     local = [b for i, b in enumerate(batches) if i % 8 == 1]
     judge = [b for i, b in enumerate(batches) if i % 4 == 3]
     fit = [b for i, b in enumerate(batches) if i % 8 != 1 and i % 4 != 3]
-    return Samples(tuple(fit), tuple(local), tuple(judge))
+    complete = every == count == sum(len(b[0]) for b in batches)
+    return Samples(tuple(fit), tuple(local), tuple(judge), complete)
 
 
 def _alive_bytes(captured: Captured, batch: BatchTensors) -> int:

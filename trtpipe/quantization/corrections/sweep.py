@@ -73,8 +73,8 @@ class _Place:
 
     node: Node
     error: LocalError
-    plain: Sequence[Mapping[Node, Any]]
-    coded: Sequence[Mapping[Node, Any]]
+    plain: Sequence[dict[Node, Any]]
+    coded: Sequence[dict[Node, Any]]
     wanted: Sequence[torch.Tensor]
 
 
@@ -125,25 +125,28 @@ class Sweep:
                     break
                 if self._progress.cancelled():
                     raise Cancelled
-                wanted = [self._machine.value(node, alive, {}) for alive in plain]
-                if not (quantized := quantized or node in self._sites):
-                    values = wanted
-                elif node in self._fixed:
-                    values = [self._machine.value(node, alive, self._fixed) for alive in coded]
-                elif node in self._sites:
+                quantized = quantized or node in self._sites
+                if node in self._sites and node not in self._fixed:
                     self._progress.step(at, len(self._machine.nodes), "operations")
+                    wanted = [self._machine.value(node, alive, {}) for alive in plain]
                     values = self._coded(_Place(node, LocalError(self._machine, node), plain, coded, wanted))
+                    for one, other, want, value in zip(plain, coded, wanted, values, strict=True):
+                        one[node], other[node] = want, value
                     left -= 1
-                else:
-                    values = [self._machine.value(node, alive, {}) for alive in coded]
-                dying = self._machine.dying(node)
-                for k, (one, other) in enumerate(zip(plain, coded, strict=True)):
-                    one[node], other[node] = wanted[k], values[k]
-                    for dead in dying:
-                        one.pop(dead, None)
-                        other.pop(dead, None)
-                heap.settle()
+                else:  # what dies of a batch makes room for the next one
+                    for one, other in zip(plain, coded, strict=True):
+                        want = self._machine.value(node, one, {})
+                        value = self._machine.value(node, other, self._fixed) if quantized else want
+                        self._forget(node, one, other)
+                        one[node], other[node] = want, value
+                heap.settle(rising=True)
         return self.fitted
+
+    def _forget(self, node: Node, *alive: dict[Node, Any]) -> None:
+        """Remove the values that no node behind this one reads."""
+        for values in alive:
+            for dead in self._machine.dying(node):
+                values.pop(dead, None)
 
     def _bias(self, node: Node, channels: int) -> torch.Tensor:
         bias = bias_of(node)
@@ -161,7 +164,11 @@ class Sweep:
         quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
             self._rounding(place, weight, quantized, changed)
-        outputs = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
+        outputs = []
+        for k in range(len(self._batches)):
+            outputs.append(self._value(place, k, changed, quantized[k]))
+            quantized[k] = {}
+            self._forget(place.node, place.plain[k], place.coded[k])
         if weight is not None and "bias" in self._which:
             outputs = self._correct_bias(place, outputs)
         return outputs
