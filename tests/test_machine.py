@@ -10,6 +10,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,6 +84,45 @@ def test_a_process_that_grew_by_much_returns_what_it_freed(blocks: int, returned
     before, after = map(float, ran.stdout.split())
     assert before > 0.9
     assert (after < 0.2) is returned
+
+
+#: Fills and frees a block of 64 MiB eight times, after `sys.argv[1]`, and counts the pages that the system gave for it.
+BLOCKS = """
+import ctypes, resource, sys
+from trtpipe import machine
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+exec(sys.argv[1])
+def fill():
+    block = libc.malloc(64 << 20)
+    ctypes.memset(block, 1, 64 << 20)
+    libc.free(block)
+fill()
+heap, before = machine.Heap(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc returns what is freed at once")
+def test_what_is_freed_is_used_again() -> None:
+    def faults(first: str) -> int:
+        ran = subprocess.run([sys.executable, "-c", BLOCKS, first], capture_output=True, text=True, check=True)
+        return int(ran.stdout)
+
+    assert faults("machine.keep_freed()") < faults("") / 4
+
+
+def test_a_heap_that_is_used_again_is_returned_at_a_new_peak_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = []
+    sizes = iter([size * MUCH for size in (0, 4, 1, 3, 3, 5, 1, 3, 3)])
+    monkeypatch.setattr(machine, "private_bytes", lambda: next(sizes))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=returned.append))
+    heap = Heap()
+    grown = [(heap.settle(rising=True), len(returned))[1] for _ in range(4)]
+    heap.settle()
+    assert [*grown, len(returned)] == [1, 1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("garbage", [False, True])
