@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol, TypeVar
 
 from calib.errors import EXHAUSTED, CalibError
@@ -15,6 +19,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _NO_PLACE = ("/dev/shm is not there or not writable", "Mount it, writable for all")
 #: By errno, what lacks where worker processes are started, and what gives more of it. multiprocessing makes its
 #: semaphores in /dev/shm, and no other file.
@@ -48,6 +53,7 @@ def in_workers(work: Items[T], workers: int) -> Iterator[T]:
         shuffle=False,
         num_workers=workers,
         collate_fn=_as_it_is,
+        worker_init_fn=partial(_begin, os.getpid()),
     )
     try:
         with starting(workers):
@@ -58,6 +64,21 @@ def in_workers(work: Items[T], workers: int) -> Iterator[T]:
             f"workers: a worker process ended before all samples were loaded ({error}). "
             "Set workers to 0 to see what ends it."
         ) from error
+
+
+def _begin(parent: int, worker: int) -> None:
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process, by SIGKILL, when its parent is killed, whose number is `parent`; nothing where it is no Linux.
+
+    A process that waits for one that is gone would wait for ever.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:
 def test_a_release_that_trtpipes_metadata_leaves_out_is_named(monkeypatch):
     monkeypatch.setattr(packages, "package", lambda module: packages.Package(module, "0.15.0"))
     asked = {"torchvision": SpecifierSet(">=0.21,<0.31"), "torchao": SpecifierSet(">=0.20")}
-    monkeypatch.setattr(packages, "_asked", lambda: asked)
+    monkeypatch.setattr(packages, "_asked", lambda required: asked)
     assert packages.unfit("torchvision") == (
         "torchvision must be <0.31,>=0.21 (got 0.15.0). Run: pip install 'torchvision<0.31,>=0.21'"
     )

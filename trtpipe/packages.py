@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.installed import read
+
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
@@ -127,10 +129,7 @@ def _core() -> Mapping[str, str]:
 
 
 def _required() -> Sequence[str]:
-    try:
-        return metadata.requires(__package__) or ()
-    except metadata.PackageNotFoundError:
-        return ()
+    return read(metadata.requires, __package__) or ()
 
 
 def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
@@ -148,7 +147,7 @@ def unfit(module: str) -> str | None:
     from packaging.version import InvalidVersion
 
     installed = package(module)
-    wanted = None if installed is None else _asked().get(canonicalize_name(installed.distribution))
+    wanted = None if installed is None else _asked(tuple(_required())).get(canonicalize_name(installed.distribution))
     if installed is None or wanted is None or module in JUDGED_TOGETHER:
         return None
     try:
@@ -160,12 +159,13 @@ def unfit(module: str) -> str | None:
     return f"{installed.distribution} must be {wanted} (got {installed.version}).{RUN}{fitting}"
 
 
-def _asked() -> Mapping[str, SpecifierSet]:
-    """Releases of other distributions that trtpipe's `build` extra names, by their canonical names."""
+@functools.cache
+def _asked(required: tuple[str, ...]) -> Mapping[str, SpecifierSet]:
+    """Releases of other distributions that the `build` extra among requirements names, by their canonical names."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    listed = map(Requirement, _required())
+    listed = map(Requirement, required)
     built = [r for r in listed if r.marker is not None and r.marker.evaluate({"extra": "build"})]
     return {canonicalize_name(r.name): r.specifier for r in built}
 
@@ -319,13 +319,8 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
-    installed = []
-    for name in distributions:
-        try:
-            installed.append(Package(name, _running() if name == __package__ else metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return tuple(installed)
+    found = ((n, _running() if n == __package__ else read(metadata.version, n)) for n in distributions)
+    return tuple(Package(name, version) for name, version in found if version is not None)
 
 
 def _running() -> str:
@@ -343,9 +338,7 @@ def brought(module: str, path: Path) -> bool:
     a source tree are nobody's, and their version, if they have one, says nothing of their content.
     """
     for name in DISTRIBUTIONS.get(module, (module,)):
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
+        if (found := read(metadata.distribution, name)) is None:
             continue
         if found.files is None:  # a system's package, whose manager keeps the list
             site = Path(str(found.locate_file("")))
@@ -384,10 +377,7 @@ def listed_files(module: str) -> list[metadata.PackagePath]:
 
 
 def _listed(distribution: str) -> Sequence[metadata.PackagePath]:
-    try:
-        return metadata.files(distribution) or ()
-    except metadata.PackageNotFoundError:
-        return ()
+    return read(metadata.files, distribution) or ()
 
 
 def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -71,3 +75,36 @@ def test_what_is_no_refusal_of_theirs_stays_what_it_is():
 
 def test_workers_do_the_work():
     assert list(in_workers([1, 2, 3], 2)) == [1, 2, 3]
+
+
+#: Loads for ever by two workers, each of which says its process; what they load fills their pipe.
+LOADING = """
+import os
+import numpy as np
+from calib.loading import in_workers
+
+class Endless:
+    def __len__(self):
+        return 1 << 40
+    def __getitem__(self, at):
+        if at < 2:
+            print(os.getpid(), flush=True)
+        return bytes(1 << 20)
+
+for _ in in_workers(Endless(), 2):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process can ask to end with its parent")
+def test_workers_end_with_a_process_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as loading:
+        try:
+            assert loading.stdout is not None
+            workers = [Path("/proc", loading.stdout.readline().strip()) for _ in range(2)]
+        finally:
+            loading.kill()
+    deadline = time.monotonic() + 30
+    while left := [w.name for w in workers if w.exists() and "State:\tZ" not in (w / "status").read_text()]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)

@@ -22,7 +22,7 @@ CALLED = (
 )
 KILLED = (
     "trtpipe: the process was ended by SIGKILL. The system does so when memory runs out: reduce the batch sizes, or "
-    "--workers.\n"
+    "how much runs at once.\n"
 )
 CRASHED = (
     "trtpipe: the process was ended by SIGSEGV. A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see "

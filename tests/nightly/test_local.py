@@ -49,6 +49,15 @@ def test_a_gpu_has_a_queue_of_its_own(tmp_path):
     assert [queue.take(GPU).name, queue.take(GPU).name] == ["a", "c"]
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(None, 1), (1, 8), (2, 4), (3, 2), (16, 1)])
+def test_a_workers_threads_do_not_depend_on_what_memory_is_free(workers, threads, tmp_path, monkeypatch):
+    """Sums of floats depend on them, and so does what is built."""
+    monkeypatch.setattr("trtpipe.nightly.local.usable_cores", lambda: 8)
+    for memory in (PROCESS_BYTES, 3 * PROCESS_BYTES, 100 * PROCESS_BYTES):
+        local = Local(workers, memory, Driver("", ()), tmp_path)
+        assert {slot.threads for slot in local.slots} == {threads}
+
+
 def test_gpus_of_another_kind_stay_idle_and_that_is_said(tmp_path):
     driver = Driver("12.6", (Gpu(0, "A100", "8.0", 1), Gpu(1, "T4", "7.5", 1), Gpu(2, "A100", "8.0", 1)))
     local = Local(1, None, driver, tmp_path)

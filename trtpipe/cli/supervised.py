@@ -7,7 +7,6 @@ success.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from calib.loading import end_with_parent
 from trtpipe.cli import console
 from trtpipe.cli.interrupts import STOPPING, end_with
 from trtpipe.errors import Cancelled, ExitCode, InputError
@@ -23,7 +23,6 @@ from trtpipe.machine import how_ended
 #: Whoever ends the command by one of these knows it.
 _ASKED_FOR = frozenset({*STOPPING, signal.SIGQUIT, signal.SIGPIPE})
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
-_PR_SET_PDEATHSIG = 1
 
 
 def supervised(command: Callable[[], ExitCode]) -> ExitCode:
@@ -49,7 +48,7 @@ def supervised(command: Callable[[], ExitCode]) -> ExitCode:
         return _alone(command)
     if child == 0:
         os.close(reading)
-        _end_with(parent)
+        end_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = command()
         os.write(writing, bytes([code]))
@@ -72,14 +71,6 @@ def _alone(command: Callable[[], ExitCode]) -> ExitCode:
     code = command()
     end_with(code)
     return code
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent is killed."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait(child: int) -> tuple[int, bool]:
@@ -139,7 +130,7 @@ def early_end(ended: int) -> tuple[str, ExitCode]:
 
 _CRASHED = "A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see where."
 _CAUSES: dict[int, str] = {
-    signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or --workers."
+    signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or how much runs at once."
 }
 
 

@@ -163,6 +163,7 @@ def _missing(target: str, folders: Iterable[Path]) -> tuple[str, str, str] | Non
 _FILLING = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "sys.modules", "vars"}
 
 
+@functools.lru_cache(maxsize=64)
 def _names(source: bytes) -> set[str] | None:
     """The names a module binds at its top level, inside `if` and `try` and by `global` too; None when its text does not
     show them all."""

@@ -54,7 +54,7 @@ class Local:
         ]
         #: Engines are for one kind of GPU: the first one's. Others stay idle, and a note names them.
         self.unused = tuple(f"GPU {d.index} ({d.name})" for d in driver.devices if d.index not in gpus)
-        threads = max(1, cores // max(1, count))
+        threads = max(1, cores // (workers or cores))  # sums depend on it, and must not on what memory is free
         self.slots = tuple(
             [Slot(f"gpu{i}", threads, i, logs / f"worker-gpu{i}.log") for i in gpus]
             + [Slot(f"cpu{i}", threads, None, logs / f"worker-cpu{i}.log") for i in range(count)]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from calib.loading import starting
 from calib.types import JsonMapping
 from trtpipe.errors import Cancelled
-from trtpipe.machine import how_ended, keep_freed
+from trtpipe.machine import how_ended
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import JobTask, Task, task_from_plain, task_to_plain
 from trtpipe.pipeline.apart import GRACE_S, begin, code_of, end, entered
@@ -230,7 +230,6 @@ def _serve(
     if gpu is not None:
         os.environ[driver.VISIBLE] = driver.visible(gpu, "workers")
     _write_to(log)
-    keep_freed()
     memory = Memory()
     while (raw := pipe.recv()) is not None:
         task = task_from_plain(raw)

@@ -17,6 +17,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import require_place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP_SUFFIX
+from trtpipe.installed import read_once
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, read_jobs, same_name
 from trtpipe.nightly.execute import is_whole, put_back
@@ -329,12 +330,13 @@ class _Night:
         if self.options.scheduler:
             return list(todo)
         buildable = []
-        judged = {
-            job.name: problems
-            for file in dict.fromkeys(p.file for p in todo)
-            for job, problems in judge(file, self.options.overrides)
-            if job is not None
-        }
+        with read_once():
+            judged = {
+                job.name: problems
+                for file in dict.fromkeys(p.file for p in todo)
+                for job, problems in judge(file, self.options.overrides)
+                if job is not None
+            }
         for p in todo:
             if problems := judged.get(p.name, ()):
                 self._broken(p.name, p.file, JobErrors(problems))

@@ -1,0 +1,53 @@
+"""Metadata of distributions, read once where many jobs ask the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from trtpipe import packages
+from trtpipe.installed import read, read_once
+from trtpipe.pipeline.validate import judge
+
+
+def test_within_the_block_each_is_read_once_and_outside_of_it_each_time() -> None:
+    asked: list[str] = []
+
+    def version(name: str) -> str:
+        asked.append(name)
+        if name == "absent":
+            raise metadata.PackageNotFoundError(name)
+        return f"{len(asked)}.0"
+
+    def twice() -> list[str | None]:
+        return [read(version, name) for name in ("here", "absent", "here", "absent")]
+
+    assert twice() == ["1.0", None, "3.0", None]
+    with read_once():
+        assert twice() == ["5.0", None, "5.0", None]
+        assert twice() == ["5.0", None, "5.0", None]
+    assert twice() == ["7.0", None, "9.0", None]
+    assert Counter(asked) == {"here": 5, "absent": 5}
+
+
+def test_of_many_jobs_no_distribution_is_read_oftener_than_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = "name: a\nmodel: {factory: 'torch.nn:Identity'}\ninputs: {x: {shape: [1, 4]}}\noutputs: {y: {}}\n"
+    (tmp_path / "job.yaml").write_text(job + "build: {target: tensorrt_rtx}\ncheck: {arrays: x.npy}\n")
+    asked: Counter[str] = Counter()
+    real = metadata.version
+
+    def version(name: str) -> str:
+        asked[name] += 1
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with read_once():
+        found = [judge(tmp_path / "job.yaml") for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert set(asked.values()) == {1}
+    assert packages.version("torch") == real("torch")
