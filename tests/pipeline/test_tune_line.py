@@ -77,9 +77,11 @@ def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
     assert (built.bundle.path / "model.onnx").stat().st_size == file["trials"][-1]["size_bytes"]
 
 
-@pytest.mark.parametrize("algorithm", ["minmax", "percentile"])
-def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, algorithm):
-    """With corrections, which are fitted to the thresholds of the algorithm."""
+@pytest.mark.parametrize(
+    "candidate", [Candidate("minmax"), Candidate("percentile"), Candidate("auto", half=(hard.WORST,))]
+)
+def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, candidate):
+    """With corrections, which are fitted to the thresholds of the algorithm, and to what is in INT8."""
     from trtpipe.pipeline import stages as line
     from trtpipe.pipeline.tune import _Bench
 
@@ -88,11 +90,10 @@ def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, algorithm):
     prepared = line.prepare(job, stages)
     table = line.calibrate(job, prepared, stages)
     assert table.corrections.steps
-    candidate = Candidate(algorithm)
     trial = _Bench(job, prepared, table, stages).evaluate(candidate)
     built = build(chosen(job, candidate), tmp_path, Silent(), diagnose_seconds=0)
     assert [m.value for m in built.report.metrics] == [m.value for m in trial.metrics]
-    again = line.recalibrated(chosen(job, candidate), prepared, table, stages)
+    again = line.recalibrated(chosen(job, candidate), prepared, table, job, stages)
     assert again.digest == CalibrationTable.load(built.bundle.path / "calibration.json").digest
 
 
@@ -145,7 +146,7 @@ def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path,
 def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypatch):
     """The GPU and its clock are doubles; that one is asked for only with a target that has engines."""
     from trtpipe.pipeline import tune as tune_line
-    from trtpipe.pipeline.stages import Stages
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.trt import driver
 
     compiled, whole = [], SimpleNamespace(fallback=())
@@ -155,9 +156,9 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     monkeypatch.setattr(tune_line, "latencies", lambda prepared, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = read_job(path, [f"build.target={target}"])
-        prepared, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
-        prepared.corrected = lambda _, same=prepared: same
-        bench = tune_line._Bench(job, prepared, table, Stages(Silent()))
+        stages = Stages(Silent())
+        prepared = prepare(job, stages)
+        bench = tune_line._Bench(job, prepared, calibrate(job, prepared, stages), stages)
         assert bench.latency_ms(job, None) == expected
     assert compiled == ["tensorrt_rtx"]
 

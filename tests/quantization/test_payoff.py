@@ -323,6 +323,8 @@ def test_a_model_is_corrected_for_what_each_target_has_in_int8() -> None:
         assert found(graph, BOTH, target) == [("TensorRT-RTX", ["2", "4"]), ("TensorRT", ["4"])]
         assert found(graph, {**BOTH, "keep": {"fp16": ("4",)}}, target) == found(graph, BOTH, target)
         assert found(graph, {"int8_mode": True}, target) == [("", [])]
+        assert found(graph, {**BOTH, "keep": {"fp16": ("0", "4")}}, target) == [("", ["0", "4"])]
+        assert found(graph, {"int8_mode": True, "keep": {"fp32": ("2",)}}, target) == [("", ["2"])]
     assert found(graph, {**BOTH, "placement": "all"}) == [("", [])]
     assert found(graph, BOTH, quantization="implicit") == [("", [])]
     assert found(captured(network[:1], 600, 4, 4), BOTH) == [("", [])]

@@ -21,7 +21,7 @@ from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.results import Results
 from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare, recalibrated
-from trtpipe.pipeline.tune import tune_from
+from trtpipe.pipeline.tune import fitted_to, tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import after_search, verdict
 from trtpipe.values import CheckReport
@@ -127,8 +127,8 @@ def retuned(
         return None
     result = tune_from(job, prepared, table, out, stages)
     if table is not None:  # trials that were taken up have made none
-        made = result.tables.get(result.tuned.best.candidate.algorithm)
-        table = made or recalibrated(result.job, prepared, table, stages)
+        made = result.tables.get(fitted_to(result.job, result.tuned.best.candidate.algorithm, prepared))
+        table = made or recalibrated(result.job, prepared, table, job, stages)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}", after_search(result.tuned)
 
 

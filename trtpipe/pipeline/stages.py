@@ -95,17 +95,23 @@ def calibration_table(job: Job, prepared: PreparedJob, stages: Stages) -> Calibr
         return table
 
 
-def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stages: Stages) -> CalibrationTable:
-    """The table of a job that has another algorithm than `table`, which is of the same data.
+def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, of: Job, stages: Stages) -> CalibrationTable:
+    """The table of a job that has another algorithm, or other operations in INT8, than `of`, whose `table` is of the
+    same data; a table that was given stays.
 
-    Corrections make up for the thresholds that they were fitted to, so that they are fitted again, as a build of the
-    job does; without any, the histograms of `table` are enough.
+    Corrections make up for the thresholds that they were fitted to, and for the noise of what was in INT8, so that they
+    are fitted again, as a build of the job does; without any, the histograms of `table` are enough.
     """
+    from trtpipe.quantization.placements import placements
+
     data = job.calibration
-    if data is None or data.algorithm == table.algorithm:
+    if data is None or data.table is not None:
         return table
+    same = data.algorithm == table.algorithm
     if table.corrections is None or not table.corrections.steps:
-        return table.recomputed(data.algorithm)
+        return table if same else table.recomputed(data.algorithm)
+    if same and placements(job, prepared.captured) == placements(of, prepared.captured):
+        return table
     return calibration_table(job, prepared, stages)
 
 

@@ -45,9 +45,13 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
+    from trtpipe.quantization.placements import Placement
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.values import Quantized
+
+    #: An algorithm, and what is in INT8.
+    Fitted = tuple[str, tuple[Placement, ...]]
 
 #: What the name of a tuned job ends in.
 TUNED = "-tuned"
@@ -62,7 +66,7 @@ class TunedJob:
     tuned: Tuned
     trials: Path
     seconds: Mapping[str, float]
-    tables: Mapping[str, CalibrationTable | None]
+    tables: Mapping[Fitted, CalibrationTable | None]
 
 
 @with_own_modules
@@ -157,6 +161,13 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 
+def fitted_to(job: Job, algorithm: str, prepared: PreparedJob) -> Fitted:
+    """What the corrections of a job are fitted to: an algorithm's thresholds, and what is in INT8."""
+    from trtpipe.quantization.placements import placements
+
+    return algorithm, placements(job, prepared.captured)
+
+
 def renamed(job: Job) -> Job:
     """The job as `<name>-tuned`, a long name cut to fit: it and the one that it was made of can be built from one
     folder, and in one night."""
@@ -174,7 +185,7 @@ class _Bench:
         self._plain, self.prepared = prepared, prepared.corrected(table)
         self.first = _algorithm(job, table)
         self._recomputed: dict[str, Mapping[str, float]] = {}
-        self.tables = {self.first: table}
+        self.tables: dict[Fitted, CalibrationTable | None] = {self.fitted(job, self.first): table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
         tried = {self.first, *([] if table is None else [table.algorithm])}
@@ -186,9 +197,15 @@ class _Bench:
 
     def calibrated(self, job: Job, algorithm: str) -> CalibrationTable | None:
         """The table that a build of the trial's job makes."""
-        if self.table is not None and algorithm not in self.tables:
-            self.tables[algorithm] = recalibrated(job, self._plain, self.table, self.stages)
-        return self.tables[algorithm]
+        if self.table is None:
+            return None
+        if (known := self.fitted(job, algorithm)) not in self.tables:
+            self.tables[known] = recalibrated(job, self._plain, self.table, self.job, self.stages)
+        return self.tables[known]
+
+    def fitted(self, job: Job, algorithm: str) -> Fitted:
+        """What the corrections of the trial's job are fitted to."""
+        return fitted_to(job, algorithm, self._plain)
 
     def amax(self, algorithm: str) -> Mapping[str, float]:
         """INT8's thresholds under one algorithm, for previews: from the first one's histograms and corrections."""
@@ -215,6 +232,7 @@ class _Bench:
             "baseline": outputs.hexdigest(),
             "labels": "" if labels is None else hashlib.sha256(labels.tobytes()).hexdigest(),
             "precision": job.precision.model_dump_json(),
+            "corrections": "fitted to what each trial has in INT8",
             "limits": job.check.limits.model_dump_json(),
             "metrics": self.prepared.judgement.digest,
             "source of the metrics": sources(job, _own_metrics(job)),

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -130,13 +130,13 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     so, and of the engine's size what P4 found.
     """
     precision = job.precision
-    keep = Keep.of(precision.keep)
+    keep, wide, notes = Keep.of(precision.keep), dict[str, str](), tuple[str, ...]()
     modes = modes_of(precision)
-    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and places(job)):
-        return keep
-    wide, notes = gains_nothing(captured, job.build.target, modes, keep)
+    if not is_marked(captured.graph) and modes.on & EIGHT_BITS and places(job):
+        wide, notes = gains_nothing(captured, job.build.target, modes, keep)
     # What was corrected for another target, P4 alone keeps wide here.
-    more = precision.int8_mode * sum(wide.get(name, LARGER) != LARGER for name in captured.int8)
+    fitted = {s.consumer for s in captured.sites if s.consumer.name in captured.int8}
+    more = precision.int8_mode * sum(bool(keep.entry(n)) or wide.get(n.name, LARGER) != LARGER for n in fitted)
     return replace(keep, wide=wide, notes=(*notes, *((FITTED_TO_MORE.format(more),) if more else ())))
 
 
@@ -149,7 +149,7 @@ def places(job: Job) -> bool:
 
 def gains_nothing(
     captured: Captured, target: Target, modes: Modes, keep: Keep
-) -> tuple[Mapping[str, str], tuple[str, ...]]:
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """By node name, why an operation stays out of INT8 and FP8; and notes on rules that were not applied.
 
     Args:

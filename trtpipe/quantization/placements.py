@@ -41,14 +41,18 @@ EVERYTHING = Placement("", frozenset())
 def placements(job: Job, captured: Captured) -> tuple[Placement, ...]:
     """What the rules leave in INT8 for a job on each kind of target, fewest operations first.
 
-    A model is calibrated and corrected once for all targets: P4 is TensorRT-RTX's alone. `precision.keep` and
-    `precision.formats` have no part: the job that `tune` writes has the table of the one it was given.
+    A model is calibrated and corrected once for all targets: P4 is TensorRT-RTX's alone. What `precision.keep` keeps
+    makes no noise that others could make up for; `precision.formats` has no part, as other formats make some too.
     """
-    if is_marked(captured.graph) or not places(job):
+    if is_marked(captured.graph):
         return (EVERYTHING,)
+    keep = Keep.of(job.precision.keep)
+    kept = frozenset(s.consumer.name for s in captured.sites if keep.out_of_int8(s.consumer))
+    if not places(job):
+        return (Placement("", kept),)
     wide: dict[frozenset[str], str] = {}
     for target in get_args(FlavourName):
-        out, _ = gains_nothing(captured, target, Modes(frozenset({"int8"})), Keep())
-        wide.setdefault(frozenset(out), TARGET_TITLES[target])
+        out, _ = gains_nothing(captured, target, Modes(frozenset({"int8"})), keep)
+        wide.setdefault(kept | frozenset(out), TARGET_TITLES[target])
     found = [Placement(title, out) for out, title in wide.items()]
     return tuple(sorted(found, key=lambda p: -len(p.wide))) if len(found) > 1 else (replace(found[0], title=""),)

@@ -316,7 +316,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     calibrated = model | data | computed | chosen(*calibration)
     if job.calibration is not None and job.calibration.table is None:  # what is in INT8 is corrected
         calibrated["job calibration.corrections"] = ", ".join(job.corrections)
-        placed = ("fp16_mode", "bf16_mode", "placement") if job.corrections else ()
+        placed = ("fp16_mode", "bf16_mode", "placement", "keep") if job.corrections else ()
         calibrated |= chosen(*(f"job precision.{key}" for key in placed))
     # What gains from INT8 depends on the target, and who places it on `quantization`.
     graph = {**model, **chosen("job precision", "job build.target", "job build.quantization", "plugin")}
