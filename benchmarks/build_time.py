@@ -141,11 +141,9 @@ def line(folder: Path, row: str) -> dict[str, Any]:
     """One build by trtpipe, in this process: stages and peaks."""
     began = time.perf_counter()
     from trtpipe.job.load import read_job
-    from trtpipe.machine import keep_freed
     from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
-    keep_freed()  # as a command does at its beginning
     name, precision, *off = row.rsplit("-", 2) if row.endswith("-off") else row.rsplit("-", 1)
     path = folder / "job.yaml"
     path.write_text(json.dumps(job(name, precision, not off)))  # JSON is YAML

@@ -85,11 +85,9 @@ def build(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     """One build of a job in this process: its stages and peaks."""
     began = time.perf_counter()
     from trtpipe.job.load import read_job
-    from trtpipe.machine import keep_freed
     from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
-    keep_freed()  # as a command does at its beginning
     os.chdir(folder)
     Path("job.yaml").write_text(json.dumps(job))  # JSON is YAML
     built = build(read_job(Path("job.yaml")), folder / "out", Silent())

@@ -86,32 +86,35 @@ def test_a_process_that_grew_by_much_returns_what_it_freed(blocks: int, returned
     assert (after < 0.2) is returned
 
 
-#: Fills and frees a block of 64 MiB eight times, after `sys.argv[1]`, and counts the pages that the system gave for it.
+#: Fills and frees a block of 64 MiB eight times, and counts the pages that the system gave for it.
 BLOCKS = """
 import ctypes, resource, sys
 from trtpipe import machine
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-exec(sys.argv[1])
 def fill():
     block = libc.malloc(64 << 20)
     ctypes.memset(block, 1, 64 << 20)
     libc.free(block)
-fill()
-heap, before = machine.Heap(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(8):
+def faults():
     fill()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        fill()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first = faults()
+with machine.freed_memory_reused():
+    within = faults()
+print(first, within, faults())
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc returns what is freed at once")
-def test_what_is_freed_is_used_again() -> None:
-    def faults(first: str) -> int:
-        ran = subprocess.run([sys.executable, "-c", BLOCKS, first], capture_output=True, text=True, check=True)
-        return int(ran.stdout)
-
-    assert faults("machine.keep_freed()") < faults("") / 4
+def test_what_is_freed_is_used_again_within_the_block() -> None:
+    ran = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True)
+    before, within, behind = map(int, ran.stdout.split())
+    assert within < before / 4
+    assert behind > before / 2
 
 
 def test_a_heap_that_is_used_again_is_returned_at_a_new_peak_alone(monkeypatch: pytest.MonkeyPatch) -> None:

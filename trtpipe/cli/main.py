@@ -37,7 +37,6 @@ from trtpipe.errors import (
     either,
     user_error,
 )
-from trtpipe.machine import keep_freed
 from trtpipe.pipeline.collector import seldom_collected
 
 if TYPE_CHECKING:
@@ -142,12 +141,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     fill_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is spelt out, as `results_apart` has it
         sys.stdout.reconfigure(errors="backslashreplace")
-    return supervised(_in_our_process)
-
-
-def _in_our_process() -> ExitCode:
-    keep_freed()
-    return _run(None)
+    return supervised(lambda: _run(None))
 
 
 @seldom_collected()
