@@ -59,8 +59,9 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (
-        # what is the process's own: its stdout, the modules that it has imported, TensorRT's registry, a stuck driver
-        {"trtpipe.cli.results", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
+        # what is the process's own: its stdout, the modules that it has imported, what is installed within a block,
+        # TensorRT's registry, a stuck driver
+        {"trtpipe.cli.results", "trtpipe.installed", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
          "trtpipe.trt.driver", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
     "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),
@@ -502,6 +503,8 @@ REMEMBERED = {
     "calib.observers._warn_slower": "nothing is returned: one message a process",
     "trtpipe.job.importable._folders_of_python": "the Python that the process is of",
     "trtpipe.job.importable._installed_folders": "the Python that the process is of",
+    "trtpipe.job.importable._names": "the text of a module, which is its argument",
+    "trtpipe.packages._asked": "the text of requirements, which is its argument",
     "trtpipe.model.failures._folders": "where the packages are that the process is of",
     "trtpipe.model.onnx.layers._taken": "arithmetic of its arguments",
     "trtpipe.report.page._environment": "templates of the package, which are read again when a file changes",

@@ -83,8 +83,7 @@ class TensorSpec:
     @property
     def described(self) -> str:
         """Like `[N, 3, H, 224], H 160 to 320`; the batch's range is left out, as samples are cut to it."""
-        batch = None if self.batch_axis is None else self.shape[self.batch_axis]
-        ranges = [f", {d} {self.dims[d].min} to {self.dims[d].max}" for d in self.dynamic if d != batch]
+        ranges = [f", {d} {self.dims[d].min} to {self.dims[d].max}" for d in self.dynamic if d in self.row_shape]
         return f"[{', '.join(map(str, self.shape))}]{''.join(ranges)}"
 
     @property

@@ -164,7 +164,7 @@ _FILLING = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "sys.
 
 
 @functools.lru_cache(maxsize=64)
-def _names(source: bytes) -> set[str] | None:
+def _names(source: bytes) -> frozenset[str] | None:
     """The names a module binds at its top level, inside `if` and `try` and by `global` too; None when its text does not
     show them all."""
     names: set[str] = set()
@@ -188,4 +188,4 @@ def _names(source: bytes) -> set[str] | None:
                 names.add(node.id)
             elif not isinstance(node, ast.Lambda):
                 todo.append(node)
-    return names
+    return frozenset(names)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
     #: An algorithm, and what is in INT8.
-    Fitted = tuple[str, tuple[Placement, ...]]
+    _FittedTo = tuple[str, tuple[Placement, ...]]
 
 #: What the name of a tuned job ends in.
 TUNED = "-tuned"
@@ -66,7 +66,7 @@ class TunedJob:
     tuned: Tuned
     trials: Path
     seconds: Mapping[str, float]
-    tables: Mapping[Fitted, CalibrationTable | None]
+    tables: Mapping[_FittedTo, CalibrationTable | None]
 
 
 @with_own_modules
@@ -161,7 +161,7 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 
-def fitted_to(job: Job, algorithm: str, prepared: PreparedJob) -> Fitted:
+def fitted_to(job: Job, algorithm: str, prepared: PreparedJob) -> _FittedTo:
     """What the corrections of a job are fitted to: an algorithm's thresholds, and what is in INT8."""
     from trtpipe.quantization.placements import placements
 
@@ -185,7 +185,7 @@ class _Bench:
         self._plain, self.prepared = prepared, prepared.corrected(table)
         self.first = _algorithm(job, table)
         self._recomputed: dict[str, Mapping[str, float]] = {}
-        self.tables: dict[Fitted, CalibrationTable | None] = {self.fitted(job, self.first): table}
+        self.tables: dict[_FittedTo, CalibrationTable | None] = {self.fitted(job, self.first): table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
         tried = {self.first, *([] if table is None else [table.algorithm])}
@@ -203,7 +203,7 @@ class _Bench:
             self.tables[known] = recalibrated(job, self._plain, self.table, self.job, self.stages)
         return self.tables[known]
 
-    def fitted(self, job: Job, algorithm: str) -> Fitted:
+    def fitted(self, job: Job, algorithm: str) -> _FittedTo:
         """What the corrections of the trial's job are fitted to."""
         return fitted_to(job, algorithm, self._plain)
 

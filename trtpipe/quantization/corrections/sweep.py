@@ -8,8 +8,9 @@ samples to fit and kept only if it is also better on samples it did not see.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,8 +74,8 @@ class _Place:
 
     node: Node
     error: LocalError
-    plain: Sequence[dict[Node, Any]]
-    coded: Sequence[dict[Node, Any]]
+    plain: Sequence[Mapping[Node, Any]]
+    coded: Sequence[Mapping[Node, Any]]
     wanted: Sequence[torch.Tensor]
 
 
@@ -129,7 +130,8 @@ class Sweep:
                 if node in self._sites and node not in self._fixed:
                     self._progress.step(at, len(self._machine.nodes), "operations")
                     wanted = [self._machine.value(node, alive, {}) for alive in plain]
-                    values = self._coded(_Place(node, LocalError(self._machine, node), plain, coded, wanted))
+                    place = _Place(node, LocalError(self._machine, node), plain, coded, wanted)
+                    values = self._coded(place, partial(self._forget_batch, node, plain, coded))
                     for one, other, want, value in zip(plain, coded, wanted, values, strict=True):
                         one[node], other[node] = want, value
                     left -= 1
@@ -142,6 +144,11 @@ class Sweep:
                 heap.settle(rising=True)
         return self.fitted
 
+    def _forget_batch(
+        self, node: Node, plain: Sequence[dict[Node, Any]], coded: Sequence[dict[Node, Any]], k: int
+    ) -> None:
+        self._forget(node, plain[k], coded[k])
+
     def _forget(self, node: Node, *alive: dict[Node, Any]) -> None:
         """Remove the values that no node behind this one reads."""
         for values in alive:
@@ -152,8 +159,9 @@ class Sweep:
         bias = bias_of(node)
         return constant_value(self._graph, bias).detach() if is_constant(bias) else torch.zeros(channels)
 
-    def _coded(self, place: _Place) -> list[Any]:
-        """What a quantized operation gives for each batch, its levels and bias chosen."""
+    def _coded(self, place: _Place, done: Callable[[int], None]) -> list[Any]:
+        """What a quantized operation gives for each batch, its levels and bias chosen; `done` is told of each batch of
+        which no input is needed any more."""
         sites = self._sites[place.node]
         changed: dict[Node, Rounding] = {}
         weight = next((s for s in sites if s.axis is not None), None)
@@ -168,7 +176,7 @@ class Sweep:
         for k in range(len(self._batches)):
             outputs.append(self._value(place, k, changed, quantized[k]))
             quantized[k] = {}
-            self._forget(place.node, place.plain[k], place.coded[k])
+            done(k)
         if weight is not None and "bias" in self._which:
             outputs = self._correct_bias(place, outputs)
         return outputs
