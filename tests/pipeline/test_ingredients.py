@@ -67,7 +67,7 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
         ("precision: {int8_mode: true}\n", machine(onnx="1.3"), {"graph", "engine"}, "onnx 1.2 -> 1.3"),
         ("precision: {int8_mode: true}\n", machine(torch="2.15"), ALL, "torch 2.14.1 -> 2.15"),
         ("precision: {int8_mode: true}\n", machine(onnxruntime="1.32"), set(), "onnxruntime 1.31 -> 1.32"),
-        ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"graph", "engine"},
+        ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"calibration", "graph", "engine"},
          'precision.keep.fp32 added, or no longer its default (["6"])'),
         ("precision: {}\n", MACHINE, {"calibration", "graph", "engine"},
          "precision.int8_mode removed, or set to its default (true)"),
@@ -467,12 +467,12 @@ CORRECTIONS = ("", "corrections: true", "corrections: false", "corrections: [bia
 
 def test_two_jobs_share_a_table_where_they_correct_the_same_operations_and_nowhere_else(folder):
     jobs = []
-    for precision in FORMATS:
+    for precision in (*FORMATS, "int8_mode: true, keep: {fp32: ['6']}", "int8_mode: true, keep: {fp32: ['4']}"):
         for given in CORRECTIONS:
             path = nights.write_job(folder, "a", f"precision: {{{precision}}}\n")
             path.write_text(path.read_text().replace("algorithm: minmax", f"algorithm: minmax, {given}"))
             job = read_job(path)
-            corrected = (job.corrections, job.precision.fp16_mode) if job.corrections else ()
+            corrected = (job.corrections, job.precision.fp16_mode, job.precision.keep.fp32) if job.corrections else ()
             jobs.append((corrected, stage_keys(job, Survey(Digests(), MACHINE).ingredients(job)).calibration))
     assert {c[0] for c, _ in jobs if c} == {("bias",), ("rounding", "bias"), get_args(Correction)}
     assert len({k for _, k in jobs}) == len(set(jobs)) == len({c for c, _ in jobs})
