@@ -15,11 +15,12 @@ _KNOWN: ContextVar[dict[tuple[object, str], Any] | None] = ContextVar("_KNOWN", 
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Read the metadata of each distribution once within the block, during which none is installed.
+    """Read the metadata of each distribution once within the outermost such block, during which none is installed.
 
     Of 300 jobs, each asks the same of thirty distributions, which takes a fiftieth of a second.
     """
-    token = _KNOWN.set({})
+    held = _KNOWN.get()
+    token = _KNOWN.set({} if held is None else held)
     try:
         yield
     finally:

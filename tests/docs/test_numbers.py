@@ -59,7 +59,6 @@ QUOTED = [
     ("calibration", f"A step that gains less than\n{guard.LEAST_GAIN_DB} dB"),
     ("calibration", f"where they lose as much on {correct.MORE_JUDGES} of those to fit"),
     ("calibration", f"up to {correct.MORE_JUDGES} samples of each half of the {samples.MOST_SAMPLES}"),
-    ("calibration", f"on up to {guard.MOST_TURNED} of each half mirrored or transposed"),
     ("calibration", f"fewer than {correct.ENOUGH_VALUES:,} values were seen"),
     ("calibration", f"With fewer than {samples.LEAST_SAMPLES} samples that differ"),
     ("choosing", f"fewer than {payoff.TILE} numbers, most convolutions with fewer than {payoff.TILE} channels"),

@@ -76,6 +76,7 @@ def test_a_kept_module_is_no_noise_for_the_others_to_make_up_for(folder: Path) -
     assert kept > plain - 0.5
     table = CalibrationTable.load(folder / "out" / "kept" / "calibration.json")
     assert table.corrections is not None
+    assert "stay wide here" not in (folder / "out" / "kept" / "manifest.json").read_text()
     assert not [name for name in table.corrections.arrays if "coord" in name and not name.startswith("scale")]
 
 

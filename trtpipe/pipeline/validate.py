@@ -19,6 +19,7 @@ from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judges import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.import_errors import loss, unimportable
+from trtpipe.installed import read_once
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
@@ -102,6 +103,7 @@ def plan_one(path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpos
     return jobs[0]
 
 
+@read_once()
 def judge(
     path: str | Path,
     overrides: Iterable[str] = (),

@@ -25,8 +25,6 @@ MOST_DB = 120.0
 LEAST_GAIN_DB = 0.05
 #: A scaling must gain as many standard errors of the samples' mean gain: it costs room, which other samples may need.
 SURE = 1.0
-#: Samples of each half that are turned: what a scaling loses on them is over 6 dB where it loses anything.
-MOST_TURNED = 16
 
 
 class Guard:
@@ -129,8 +127,7 @@ class CrossGuard:
 
     @cached_property
     def _of_turned(self) -> list[Guard]:
-        most = -(-MOST_TURNED // len(self._judges[0][0][0]))
-        judges = [[turned(b, k * len(b[0])) for k, b in enumerate(some[-most:])] for some in self._judges]
+        judges = [[turned(batch, k * len(batch[0])) for k, batch in enumerate(some)] for some in self._judges]
         return [Guard(self._captured, some) for some in judges]
 
     def counted(self, captured: Captured) -> dict[str, Halves]:
