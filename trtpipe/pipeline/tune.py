@@ -185,7 +185,7 @@ class _Bench:
         self._plain, self.prepared = prepared, prepared.corrected(table)
         self.first = _algorithm(job, table)
         self._recomputed: dict[str, Mapping[str, float]] = {}
-        self.tables: dict[_FittedTo, CalibrationTable | None] = {self.fitted(job, self.first): table}
+        self.tables: dict[_FittedTo, CalibrationTable | None] = {fitted_to(job, self.first, prepared): table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
         tried = {self.first, *([] if table is None else [table.algorithm])}
@@ -199,13 +199,9 @@ class _Bench:
         """The table that a build of the trial's job makes."""
         if self.table is None:
             return None
-        if (known := self.fitted(job, algorithm)) not in self.tables:
+        if (known := fitted_to(job, algorithm, self._plain)) not in self.tables:
             self.tables[known] = recalibrated(job, self._plain, self.table, self.job, self.stages)
         return self.tables[known]
-
-    def fitted(self, job: Job, algorithm: str) -> _FittedTo:
-        """What the corrections of the trial's job are fitted to."""
-        return fitted_to(job, algorithm, self._plain)
 
     def amax(self, algorithm: str) -> Mapping[str, float]:
         """INT8's thresholds under one algorithm, for previews: from the first one's histograms and corrections."""
