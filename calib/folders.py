@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from calib.errors import CalibError
 from calib.files import as_text, suffix_of
+from calib.once import kept
 from calib.samples import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 
 
@@ -99,7 +100,11 @@ def has_images(folder: str | Path) -> bool:
     Raises:
         CalibError: as `below`.
     """
-    return any(map(images_in, below(folder)))
+    return kept(_has_images, Path(folder))
+
+
+def _has_images(folder: Path) -> bool:
+    return any(suffix_of(name) in IMAGE_SUFFIXES for at in below(folder) for name in at.files)
 
 
 def unread(where: str, folder: str | Path, *, classes: bool) -> tuple[str, ...]:

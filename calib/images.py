@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from calib.errors import CalibError
 from calib.files import FETCH, LFS_POINTER, as_text, is_lfs_pointer, open_regular, unreadable
 from calib.folders import class_folders, images_below
+from calib.once import kept
 from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.strictjson import loads
 from calib.types import Array
@@ -76,9 +77,7 @@ class Images:
         self._transform = ImageTransform(transform, self._input)
         self._folder = Path(folder)
         self.root = f"{self._folder}/"
-        self._paths, labels, self.classes = _listing(self._folder)
-        self.ids = tuple(as_text(p.relative_to(self._folder).as_posix()) for p in self._paths)
-        self.labels = labels
+        self._paths, self.ids, self.labels, self.classes = kept(_listing, self._folder)
         self.recipe = self._transform.recipe
 
     def load(self, at: int) -> Sample:
@@ -230,8 +229,11 @@ def geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
     return steps
 
 
-def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...] | None, tuple[str, ...] | None]:
-    """The images in order, their classes and the classes' names: none where the images are in the folder itself."""
+def _listing(
+    folder: Path,
+) -> tuple[tuple[Path, ...], tuple[str, ...], tuple[int, ...] | None, tuple[str, ...] | None]:
+    """The images in order, their names, their classes and the classes' names: no classes where the images are in the
+    folder itself."""
     if not folder.is_dir():
         raise CalibError(
             f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
@@ -239,9 +241,14 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...] | None, tuple[st
     if names := class_folders(folder):
         by_class = [images_below(folder / name) for name in names.values()]
         labels = tuple(label for label, paths in enumerate(by_class) for _ in paths)
-        return [p for paths in by_class for p in paths], labels, tuple(names)
-    if files := images_below(folder):
-        return files, None, None
+        files = tuple(p for paths in by_class for p in paths)
+        return files, _ids(folder, files), labels, tuple(names)
+    if files := tuple(images_below(folder)):
+        return files, _ids(folder, files), None, None
     raise CalibError(
         f"{folder}: must hold images, or one folder of images for each class (got neither). Check the path."
     )
+
+
+def _ids(folder: Path, paths: tuple[Path, ...]) -> tuple[str, ...]:
+    return tuple(as_text(p.relative_to(folder).as_posix()) for p in paths)

@@ -59,9 +59,9 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (
-        # what is the process's own: its stdout, the modules that it has imported, what is installed within a block,
+        # what is the process's own: its stdout, the modules that it has imported, what is read once within a block,
         # TensorRT's registry, a stuck driver
-        {"trtpipe.cli.results", "trtpipe.installed", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
+        {"calib.once", "trtpipe.cli.results", "trtpipe.pipeline.cache.events", "trtpipe.pipeline.own_modules",
          "trtpipe.trt.driver", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
     "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),

@@ -11,19 +11,21 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from trtpipe.installed import read
+from calib.once import kept
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
+T = TypeVar("T")
 #: trtpipe's two packages and their folders; not by `calib.user_code.OURS`, which another calib may hide (`hider`).
 OWN_FOLDERS = {name: Path(__file__).resolve().parent.with_name(name) for name in ("calib", "trtpipe")}
 
@@ -129,7 +131,18 @@ def _core() -> Mapping[str, str]:
 
 
 def _required() -> Sequence[str]:
-    return read(metadata.requires, __package__) or ()
+    return _read(metadata.requires, __package__) or ()
+
+
+def _read(function: Callable[[str], T], distribution: str) -> T | None:
+    """What a function of `importlib.metadata` says of a distribution; None where that is not installed."""
+    return kept(_said, function, distribution)
+
+
+def _said(function: Callable[[str], T], distribution: str) -> T | None:
+    with suppress(metadata.PackageNotFoundError):
+        return function(distribution)
+    return None
 
 
 def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
@@ -319,7 +332,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
-    found = ((n, _running() if n == __package__ else read(metadata.version, n)) for n in distributions)
+    found = ((n, _running() if n == __package__ else _read(metadata.version, n)) for n in distributions)
     return tuple(Package(name, version) for name, version in found if version is not None)
 
 
@@ -338,7 +351,7 @@ def brought(module: str, path: Path) -> bool:
     a source tree are nobody's, and their version, if they have one, says nothing of their content.
     """
     for name in DISTRIBUTIONS.get(module, (module,)):
-        if (found := read(metadata.distribution, name)) is None:
+        if (found := _read(metadata.distribution, name)) is None:
             continue
         if found.files is None:  # a system's package, whose manager keeps the list
             site = Path(str(found.locate_file("")))
@@ -373,11 +386,7 @@ def hider(module: str) -> Path | None:
 
 def listed_files(module: str) -> list[metadata.PackagePath]:
     """What the installed distributions that may bring a module list, with the sizes they had."""
-    return [file for name in DISTRIBUTIONS.get(module, (module,)) for file in _listed(name)]
-
-
-def _listed(distribution: str) -> Sequence[metadata.PackagePath]:
-    return read(metadata.files, distribution) or ()
+    return [file for name in DISTRIBUTIONS.get(module, (module,)) for file in _read(metadata.files, name) or ()]
 
 
 def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:
@@ -385,6 +394,6 @@ def _first_files(distribution: str, module: str) -> list[metadata.PackagePath]:
     alone = {module + suffix for suffix in all_suffixes()}
     return [
         f
-        for f in _listed(distribution)
+        for f in _read(metadata.files, distribution) or ()
         if (f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.")) or str(f) in alone
     ]

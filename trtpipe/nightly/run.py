@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from calib.files import as_text
+from calib.once import read_once
 from calib.types import JsonObject
 from trtpipe.bundle.format import require_place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError, user_error
 from trtpipe.evaluation.limits import DROP_SUFFIX
-from trtpipe.installed import read_once
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, read_jobs, same_name
 from trtpipe.nightly.execute import is_whole, put_back

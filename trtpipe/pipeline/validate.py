@@ -13,13 +13,13 @@ from typing import Literal
 
 from calib.errors import CalibError
 from calib.folders import has_images
+from calib.once import read_once
 from calib.samples import IMAGE_SUFFIXES
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judges import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.import_errors import loss, unimportable
-from trtpipe.installed import read_once
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
