@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from trtpipe import packages
+from trtpipe import import_errors, packages
 from trtpipe.packages import Package
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import environment, fingerprint, this_machine
@@ -166,7 +166,7 @@ def test_a_release_too_old_is_refused_whatever_form_its_name_has(module, monkeyp
 
 
 def test_too_little_address_space_is_no_damage():
-    said = packages.broken("torch", "ImportError: libtorch_cpu.so: failed to map segment from shared object")
+    said = import_errors.broken("torch", "ImportError: libtorch_cpu.so: failed to map segment from shared object")
     assert said.endswith("There is too little memory or address space for it: see `free -m` and `ulimit -v`.")
 
 
@@ -203,7 +203,7 @@ def test_a_torchvision_of_another_pytorch_is_replaced_by_the_one_that_fits(torch
     """By itself: the newest one with what it needs would replace PyTorch. From where the same build of both is."""
     known = {"torch": Package("torch", torch), "torchvision": Package("torchvision", "0.20.0")}
     monkeypatch.setattr(packages, "package", known.get)
-    said = packages.broken("torchvision", RuntimeError("operator torchvision::nms does not exist"))
+    said = import_errors.broken("torchvision", RuntimeError("operator torchvision::nms does not exist"))
     assert said.endswith(f"packages that it needs. Run: {command}")
 
 
@@ -217,12 +217,12 @@ def test_a_torchvision_of_another_pytorch_is_replaced_by_the_one_that_fits(torch
 )
 def test_a_package_that_lacks_another_is_not_installed_again(lacked, command, monkeypatch):
     """pip says that what is there is there; torchao and torchvision name nothing that they need."""
-    monkeypatch.setattr(packages, "package", lambda module: None if module == lacked else Package(module, "1.0"))
-    monkeypatch.setattr(packages, "present", lambda module: module != lacked)
+    monkeypatch.setattr(import_errors, "package", lambda module: None if module == lacked else Package(module, "1.0"))
+    monkeypatch.setattr(import_errors, "present", lambda module: module != lacked)
     for module in ("torchao", "torchvision"):
-        said = packages.broken(module, ModuleNotFoundError(f"No module named '{lacked}'"))
+        said = import_errors.broken(module, ModuleNotFoundError(f"No module named '{lacked}'"))
         assert said == f"{module} cannot be imported, as {lacked} is not installed. Run: {command}"
-    assert "is installed and cannot be imported" in packages.broken("torchao", "No module named 'torchao.x'")
+    assert "is installed and cannot be imported" in import_errors.broken("torchao", "No module named 'torchao.x'")
 
 
 def test_all_that_a_build_needs_is_asked_for_before_it():

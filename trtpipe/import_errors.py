@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,18 @@ from contextlib import suppress
 from importlib.machinery import all_suffixes
 from types import ModuleType
 
-from trtpipe.packages import OWN_FOLDERS, broken, hider, install_command, listed_files, not_installed
+from trtpipe.packages import (
+    OWN_FOLDERS,
+    RUN,
+    hider,
+    install_command,
+    listed_files,
+    not_installed,
+    package,
+    pip_install,
+    present,
+    reinstall_command,
+)
 
 _SUFFIXES = tuple(all_suffixes())
 #: How names of files begin that slim images leave out, and that nothing imports.
@@ -53,6 +65,49 @@ def fault_behind(error: BaseException) -> str | None:
     except KeyError:
         return None
     return package_fault(cause)
+
+
+def broken(module: str, reason: object) -> str:
+    """Why a module that is installed, or that a file hides, cannot be used, and what repairs it; `reason` is the error
+    of its import, or of what it lacks."""
+    said = _reason_of(reason) if isinstance(reason, BaseException) else str(reason)
+    if (path := hider(module)) is not None:
+        away = "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder)."
+        return f"{path} hides the package {module} ({said}). {away}"
+    if (lacked := _lacked(said)) not in (None, module):
+        return f"{module} cannot be imported, as {lacked} is not installed.{RUN}{_installing(lacked)}"
+    cannot = f"{module} is installed and cannot be imported ({said})."
+    if any(sign in said for sign in ("failed to map segment", "Cannot allocate memory", "MemoryError")):
+        return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
+    if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
+        return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
+    return f"{cannot} It is damaged, or does not fit the packages that it needs.{RUN}{reinstall_command(module)}"
+
+
+def _lacked(said: str) -> str | None:
+    """The top-level module, of no part of Python, that an import did not find, where no file of it and no metadata is
+    there."""
+    missing = re.search(r"No module named '(\w+)'", said)
+    if missing is None or missing[1] in sys.stdlib_module_names:
+        return None
+    return missing[1] if package(missing[1]) is None and not present(missing[1]) else None
+
+
+def _installing(module: str) -> str:
+    try:
+        return install_command(module)
+    except KeyError:  # what another package needs
+        return pip_install(module)
+
+
+def _reason_of(error: BaseException) -> str:
+    """What an import raised, on one line: `ImportError: libfoo.so.9 is not here`. Of an error that gives pages of
+    advice (NumPy's) it is the one that caused it."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    if "\n" in str(error).strip() and error.__cause__ is not None:
+        return _reason_of(error.__cause__)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def failed_import(error: BaseException) -> str | None:
@@ -144,7 +199,7 @@ for module in modules:
         lacks = not hasattr(made, held.get(module, "__name__"))
         print(json.dumps(f"it has no {held[module]}" if lacks else None), file=out)
     except Exception as error:
-        while "\\n" in str(error).strip() and error.__cause__:  # as `reason_of` has it
+        while "\\n" in str(error).strip() and error.__cause__:  # as `_reason_of` has it
             error = error.__cause__
         print(json.dumps(f"{type(error).__name__}: {' '.join(str(error).split())}"), file=out)
 """

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,12 +20,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from calib.once import kept
+T = TypeVar("T")
+
+try:
+    from calib.once import kept
+except (Exception, SystemExit):  # noqa: BLE001  # another file hides calib: `import_errors` says so
+
+    def kept(function: Callable[..., T], *given: Hashable) -> T:
+        """What a function gives, each time anew."""
+        return function(*given)
+
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-T = TypeVar("T")
 #: trtpipe's two packages and their folders; not by `calib.user_code.OURS`, which another calib may hide (`hider`).
 OWN_FOLDERS = {name: Path(__file__).resolve().parent.with_name(name) for name in ("calib", "trtpipe")}
 
@@ -152,6 +160,26 @@ def pip_install(requirement: str, instead: Iterable[str] = ()) -> str:
     return f"{f'pip uninstall -y {away} && ' if away else ''}pip install {shlex.quote(requirement)}"
 
 
+def reinstall_command(module: str) -> str:
+    """The command that installs anew what brings a module; of torchvision, the release that is of the PyTorch here."""
+    installed = package(module)
+    name = module if installed is None else installed.distribution
+    again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
+    if name == "torchvision" and (torch := package("torch")) is not None:
+        again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
+        built = torch.version.partition("+")[2]
+        if built and installed is not None and installed.version.partition("+")[2] != built:  # PyPI's have no such part
+            again += f" --index-url https://download.pytorch.org/whl/{built}"
+    return again
+
+
+def _torchvision_for(torch: str) -> str:
+    """The torchvision of a release of PyTorch, whose numbers go up together: 0.21 is 2.6's, and 0.29 that of 2.14 and,
+    until there is one, of later ones (docs/support.md). Installed by itself it leaves PyTorch as it is."""
+    minor = re.match(r"2\.(\d+)", torch)
+    return f"torchvision==0.{min(int(minor[1]) + 15, 29)}.*" if minor else "torchvision"
+
+
 def unfit(module: str) -> str | None:
     """Why the installed release of a module is none that trtpipe's own metadata asks for, and what to do; None where it
     is, where none is installed, and where that metadata says nothing of it or other modules decide too
@@ -207,64 +235,6 @@ def without(module: str) -> str:
 def _listed_as(names: Sequence[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last} are" if most else f"{last} is"
-
-
-def broken(module: str, reason: object) -> str:
-    """Why a module that is installed, or that a file hides, cannot be used, and what repairs it; `reason` is the error
-    of its import, or of what it lacks."""
-    said = reason_of(reason) if isinstance(reason, BaseException) else str(reason)
-    if (path := hider(module)) is not None:
-        away = "Rename it, or take its folder off Python's path (PYTHONPATH, or the current folder)."
-        return f"{path} hides the package {module} ({said}). {away}"
-    if (lacked := _lacked(said)) not in (None, module):
-        return f"{module} cannot be imported, as {lacked} is not installed.{RUN}{_installing(lacked)}"
-    installed = package(module)
-    name = module if installed is None else installed.distribution
-    again = _COMMANDS.get(name, f"pip install {name}").replace("pip install", "pip install --force-reinstall", 1)
-    if name == "torchvision" and (torch := package("torch")) is not None:
-        again = f"pip install --force-reinstall --no-deps '{_torchvision_for(torch.version)}'"
-        built = torch.version.partition("+")[2]
-        if built and installed is not None and installed.version.partition("+")[2] != built:  # PyPI's have no such part
-            again += f" --index-url https://download.pytorch.org/whl/{built}"
-    cannot = f"{module} is installed and cannot be imported ({said})."
-    if any(sign in said for sign in ("failed to map segment", "Cannot allocate memory", "MemoryError")):
-        return f"{cannot} There is too little memory or address space for it: see `free -m` and `ulimit -v`."
-    if re.search(r"\bdriver\b", said, re.IGNORECASE):  # the same package again would be no better
-        return f"{cannot} It does not fit the NVIDIA driver: update that, or install a release for its CUDA."
-    return f"{cannot} It is damaged, or does not fit the packages that it needs.{RUN}{again}"
-
-
-def _lacked(said: str) -> str | None:
-    """The top-level module, of no part of Python, that an import did not find, where no file of it and no metadata is
-    there."""
-    missing = re.search(r"No module named '(\w+)'", said)
-    if missing is None or missing[1] in sys.stdlib_module_names:
-        return None
-    return missing[1] if package(missing[1]) is None and not present(missing[1]) else None
-
-
-def _installing(module: str) -> str:
-    try:
-        return install_command(module)
-    except KeyError:  # what another package needs
-        return pip_install(module)
-
-
-def reason_of(error: BaseException) -> str:
-    """What an import raised, on one line: `ImportError: libfoo.so.9 is not here`. Of an error that gives pages of
-    advice (NumPy's) it is the one that caused it."""
-    if isinstance(error, SystemExit):
-        return f"it called sys.exit({error.code!r})"
-    if "\n" in str(error).strip() and error.__cause__ is not None:
-        return reason_of(error.__cause__)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _torchvision_for(torch: str) -> str:
-    """The torchvision of a release of PyTorch, whose numbers go up together: 0.21 is 2.6's, and 0.29 that of 2.14 and,
-    until there is one, of later ones (docs/support.md). Installed by itself it leaves PyTorch as it is."""
-    minor = re.match(r"2\.(\d+)", torch)
-    return f"torchvision==0.{min(int(minor[1]) + 15, 29)}.*" if minor else "torchvision"
 
 
 @dataclass(frozen=True)

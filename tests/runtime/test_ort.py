@@ -13,8 +13,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import BuildError, MissingError
+from trtpipe.import_errors import broken
 from trtpipe.model.capture import capture
-from trtpipe.packages import broken
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx

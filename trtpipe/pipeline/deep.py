@@ -6,14 +6,14 @@ import importlib
 from collections.abc import Iterator
 
 from trtpipe.errors import MissingError, TrtpipeError
-from trtpipe.import_errors import loss
+from trtpipe.import_errors import broken, loss
 from trtpipe.job.job import Job
 from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.model.repeating import require_same_on_zeros
-from trtpipe.packages import broken, core_modules, version
+from trtpipe.packages import core_modules, version
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.own_modules import with_own_modules
 from trtpipe.pipeline.required import required

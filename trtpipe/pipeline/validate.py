@@ -19,7 +19,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judges import judge as judge_of
 from trtpipe.figures import exact
-from trtpipe.import_errors import loss, unimportable
+from trtpipe.import_errors import broken, loss, unimportable
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, by_job, job_files
@@ -28,7 +28,7 @@ from trtpipe.model.data import require_data
 from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import EXTRAS, broken, cuda_major, install_command, not_installed, unfit
+from trtpipe.packages import EXTRAS, cuda_major, install_command, not_installed, unfit
 from trtpipe.packages import version as package_version
 from trtpipe.pipeline.required import folding, required
 from trtpipe.pipeline.tables import require_transform, table_as_asked

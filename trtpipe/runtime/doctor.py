@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trtpipe.import_errors import import_failures
+from trtpipe.import_errors import broken, import_failures
 from trtpipe.model.torch_versions import building_modules, misfit, unsupported
 from trtpipe.model.torch_versions import release as parse_release
 from trtpipe.packages import (
@@ -21,7 +21,6 @@ from trtpipe.packages import (
     RUN,
     TORCH_TENSORRT,
     absence,
-    broken,
     core_modules,
     cuda_major,
     install_command,

@@ -15,8 +15,9 @@ from calib.files import read_regular
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.import_errors import broken
 from trtpipe.machine import how_ended
-from trtpipe.packages import broken, pip_install, present
+from trtpipe.packages import pip_install, present
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
 Optimization = Literal["all", "extended", "basic", "none"]

@@ -17,7 +17,8 @@ from typing import Literal
 
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
-from trtpipe.packages import broken, install_command, not_installed
+from trtpipe.import_errors import broken
+from trtpipe.packages import install_command, not_installed
 from trtpipe.values import Target
 from trtpipe.version_numbers import parse_version
 
