@@ -45,7 +45,7 @@ TensorRT-RTX {version}, engines for batches of 1 to 16, portable across Ampere a
 generated into the engine, `INT8` the operations in INT8 of those that can be, and `in the plan` the INT8 weights that
 were found in the plan byte by byte, of all INT8 weights of the graph.
 
-Why an INT8 engine can be larger than the FP16 engine: `trtpipe/quantization/payoff.py`, rule P4.
+Why an INT8 engine can be larger than the FP16 engine: `trtpipe/quantization/engine_size.py`.
 
 | network | FP16 | kernels | INT8 | kernels | INT8+FP16, all | kernels | **INT8+FP16** | kernels | INT8 | in the plan |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |

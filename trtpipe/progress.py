@@ -26,6 +26,10 @@ class Reporter(Progress, Protocol):
         """Context manager around one stage."""
 
 
+class EndedEarly(Exception):
+    """A stage that has not failed ends, since what it was for has: its cause is that error."""
+
+
 class Silent:
     """A Reporter that shows nothing and is never cancelled."""
 

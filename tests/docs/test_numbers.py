@@ -19,7 +19,7 @@ from trtpipe.model.onnx import reading
 from trtpipe.nightly import fleet, history, regressions, transport
 from trtpipe.pipeline import prepared
 from trtpipe.pipeline.cache import store
-from trtpipe.quantization import diagnose, formats, payoff, policy, precision, search
+from trtpipe.quantization import diagnose, engine_size, formats, payoff, policy, precision, search
 from trtpipe.quantization.corrections import correct, guard, samples
 from trtpipe.routes import narrow_onnx
 from trtpipe.routes.torch_tensorrt import partition
@@ -62,7 +62,7 @@ QUOTED = [
     ("calibration", f"fewer than {correct.ENOUGH_VALUES:,} values were seen"),
     ("calibration", f"With fewer than {samples.LEAST_SAMPLES} samples that differ"),
     ("choosing", f"fewer than {payoff.TILE} numbers, most convolutions with fewer than {payoff.TILE} channels"),
-    ("choosing", f"keeps about {payoff.KERNEL_BYTES // 1000} kB of CUDA source"),
+    ("choosing", f"keeps about {engine_size.KERNEL_BYTES // 1000} kB of CUDA source"),
     ("formats", f"on the first batches, up to {prepared.RANGE_SAMPLES} samples or one batch"),
     ("formats", f"under {policy.LEAST_FEATURES} inputs or outputs"),
     ("formats", f"at\nmost {policy.LEAST_FEATURES} channels or kernels of over {policy.MOST_KERNEL} elements"),

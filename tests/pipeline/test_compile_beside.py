@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import nights
 import pytest
 
+from trtpipe.cli.console import Console
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.job.load import read_job
@@ -77,16 +79,23 @@ def test_where_a_gpu_could_execute_it_the_engine_comes_first(
 
 
 def test_what_keeps_the_compiler_from_it_ends_the_check(
-    job: Job, tmp_path: Path, events: list[str], monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, events: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Which has not failed: what is said to have is compiling."""
+
     def refuse(self: Isolated, progress: Any) -> None:
         raise BuildError("build: TensorRT-RTX cannot compile the graph (no).")
 
     monkeypatch.setattr(Isolated, "look", refuse)
     with pytest.raises(BuildError, match=r"TensorRT-RTX cannot compile the graph \(no\)"):
         build(job, tmp_path / "out", Stages(events))
-    assert events[-3:] == ["start", "check", "end"]
+    assert events[-4:] == ["start", "check", "compile", "end"]
     assert not (tmp_path / "out").exists()
+    with pytest.raises(BuildError, match="cannot compile the graph"), Console().watching() as console:
+        build(job, tmp_path / "out", console)
+    check, compiling = capsys.readouterr().err.splitlines()[-2:]
+    assert re.fullmatch(r"check +ended early after .*", check)
+    assert re.fullmatch(r"compile +failed after .*", compiling)
 
 
 @pytest.mark.parametrize("error", [Cancelled("interrupted"), KeyboardInterrupt()])

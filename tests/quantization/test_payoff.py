@@ -19,20 +19,20 @@ from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.progress import Silent
+from trtpipe.quantization.engine_size import KERNEL_BYTES, makes_larger
 from trtpipe.quantization.payoff import (
     ALL_LARGER,
     ATTENTION,
     DEPTHWISE,
     FITTED_TO_MORE,
-    KERNEL_BYTES,
     LARGER,
+    LARGER_THAN_FP16,
     NOTHING_GAINS,
     ONE_ROW,
     ONLY_SIZE,
     SMALL,
     gains_nothing,
     keep_of,
-    makes_larger,
     shape_reason,
 )
 from trtpipe.quantization.placements import placements
@@ -508,6 +508,33 @@ def test_nor_do_sums_of_small_convolutions() -> None:
 
 def test_the_int8_engine_is_smaller_than_that_of_fp16_and_of_all_in_int8(engines: dict[str, bytes]) -> None:
     assert len(engines["auto"]) < min(len(engines["fp16"]), len(engines["all"]))
+
+
+@pytest.mark.parametrize("precision", [{"int8_mode": True}, {"fp8_mode": True}, {**BOTH, "placement": "all"}])
+@settings(max_examples=10, deadline=None)
+@given(widths=st.lists(st.integers(1, 900), min_size=2, max_size=5))
+def test_an_engine_that_is_larger_than_in_fp16_is_said(precision: dict[str, Any], widths: list[int]) -> None:
+    """A kernel between each two operations; in FP16 too one casts the input, and one the output."""
+    network = nn.Sequential(*(x for i, o in itertools.pairwise(widths) for x in (nn.Linear(i, o), nn.ReLU())))
+    added, saved = KERNEL_BYTES * (len(widths) - 2), sum(i * o for i, o in itertools.pairwise(widths))
+    graph, one = captured(network, widths[0]), job(precision)
+    numbers = {
+        "modes": "FP8" if "fp8_mode" in precision else "INT8",
+        "added": added / 1e6,
+        "saved": saved / 1e6,
+        "instead": "precision.placement: auto" if "placement" in precision else "precision.fp16_mode too",
+    }
+    assert keep_of(one, graph).notes == ((LARGER_THAN_FP16.format(**numbers),) if added > saved else ())
+    # No sizes are known of TensorRT's engines, nor what TensorRT places by itself.
+    assert keep_of(job(one.precision.model_dump(), "tensorrt"), graph).notes == ()
+
+
+@pytest.mark.parametrize("width", [64, 640])
+def test_what_is_said_of_the_engines_size_is_so(width: int) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+    graph, precision = captured(chain([width] * 4), width, 4, 4), {"int8_mode": True}
+    larger = len(plan(graph, precision)) > len(plan(graph, FP16))
+    assert larger == bool(keep_of(job(precision), graph).notes) == (width == 64)
 
 
 def test_a_kernel_costs_what_the_installed_tensorrt_rtx_takes_for_it(engines: dict[str, bytes]) -> None:

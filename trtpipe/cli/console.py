@@ -23,7 +23,7 @@ from trtpipe.cli.results import discard_results, results
 from trtpipe.errors import Cancelled
 from trtpipe.jsontext import LATE_CONTROLS, json_line, plain
 from trtpipe.outputs import naming
-from trtpipe.progress import duration, per_second
+from trtpipe.progress import EndedEarly, duration, per_second
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -124,7 +124,7 @@ class Console:
         except (KeyboardInterrupt, Cancelled):
             self._cancelled = True
             raise
-        except (BrokenPipeError, SystemExit):  # the reader of the output has closed it: no failure
+        except (BrokenPipeError, SystemExit, EndedEarly):  # the reader of the output has closed it: no failure
             outcome = "ended early after "
             raise
         except Exception as error:  # native code makes errors of its own of an interrupt that is raised below it

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trtpipe.progress import Progress
+from trtpipe.errors import Cancelled, TrtpipeError
+from trtpipe.progress import EndedEarly, Progress
 
 if TYPE_CHECKING:
     from trtpipe.routes.onnx import Compiler
@@ -15,7 +16,11 @@ Watched = Callable[[Progress], Progress]
 
 
 class Watching:
-    """Passes on what a stage reports, and at each of its steps what the compiler does: notes, and errors at once."""
+    """Passes on what a stage reports, and at each of its steps the compiler's notes.
+
+    Raises:
+        EndedEarly: from its step, of the error with which compiling has ended.
+    """
 
     def __init__(self, compiling: Compiler, progress: Progress) -> None:
         self._compiling, self._progress = compiling, progress
@@ -23,7 +28,12 @@ class Watching:
 
     def step(self, done: int, total: int | None, unit: str) -> None:
         """Of the stage; the compiler's own are not shown beside them."""
-        self._compiling.look(_Unstepped(self._progress))
+        try:
+            self._compiling.look(_Unstepped(self._progress))
+        except Cancelled:
+            raise
+        except TrtpipeError as error:
+            raise EndedEarly from error
         self._progress.step(done, total, unit)
 
 

@@ -28,6 +28,7 @@ from trtpipe.pipeline.tables import (
     table_notes,
     verdict_warnings,
 )
+from trtpipe.progress import EndedEarly
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.onnx import compiler, onnx_of
 from trtpipe.routes.registry import route
@@ -225,9 +226,15 @@ def build_engine(
             lowered = lower(job, prepared, table, stages, kept)
             assert lowered.graph is not None
             compiling.start(lowered.graph)
+            failed: BaseException | None = None
             if meanwhile is not None and compiling.beside and this_device().compute_capability is None:
-                meanwhile(lowered, partial(Watching, compiling))
+                try:
+                    meanwhile(lowered, partial(Watching, compiling))
+                except EndedEarly as ended:
+                    failed = ended.__cause__
             with stages("compile") as progress:
+                if failed is not None:
+                    raise failed
                 return Compiled(lowered, compiling.finish(progress))
 
     def directly() -> Compiled:

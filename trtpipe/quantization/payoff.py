@@ -27,20 +27,9 @@ Rules for every TensorRT, in this order:
         channels of an image take 16 bytes a pixel in either. One sample is counted, where weights weigh most: a larger
         batch leaves less
 
-and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
+and one for TensorRT-RTX alone:
 
-    P4  what would make the engine larger. TensorRT-RTX keeps weights as they are given, INT8 in half the bytes of FP16,
-        and beside them the CUDA source of each element-wise kernel that it generates: about 145 kB each, whatever the
-        kernel does, and nothing is shared between two of them. A convolution in FP16 does its bias, activation and
-        residual add itself. In INT8 it writes floats, and one such kernel scales them, adds, activates and rounds to
-        INT8 for what follows; so does the output of an FP16 operation that an INT8 one reads. 74 kernels of MobileNetV3
-        were 10.7 of the 16.7 MB of its INT8 engine, 20 kernels 2.9 of the 13.9 MB in FP16. Each is a pass over memory
-        too. Where a kernel stands anyway (a batch norm that is not folded, a layer norm), rounding is free; a concat is
-        none.
-
-        In FP8 the same networks have as many kernels: 5 in both for four convolutions or linears with a ReLU, GELU or
-        residual add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no
-        weights; in FP8 they stay all the same, for TensorRT fuses attention in FP8 (its release notes, 10.4 to 10.7)
+    P4  what would make the engine larger (`trtpipe/quantization/engine_size.py`)
 
 Which operations P4 and P6 leave in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of
 shared fixed costs and network flows", Management Science 17 (1970) 200-207). For P4 an operation gains the bytes that
@@ -53,7 +42,6 @@ Nothing here changes where Q/DQ could stand: calibration tables do not depend on
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -63,11 +51,11 @@ import networkx
 import torch
 from torch.fx import GraphModule, Node
 
-from trtpipe.model.batch_norms import BATCH_NORMS
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, groups_of, is_constant, is_float, op_name, shape_of
 from trtpipe.model.products import MATMULS, WEIGHTED
 from trtpipe.model.sites import of_product
+from trtpipe.quantization.engine_size import in_all, kernels, makes_larger
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
@@ -81,8 +69,6 @@ if TYPE_CHECKING:
 
 #: Channels, rows and columns that fill a tile of the INT8 tensor cores.
 TILE = 16
-#: CUDA source that TensorRT-RTX 1.7.1 puts into an engine for each generated kernel: 141 to 165 kB were seen.
-KERNEL_BYTES = 145_000
 #: Multiply-accumulates in FP16 that a GPU does while it moves a byte: the least of P6's list.
 RIDGE = 100
 #: Channels of a pixel, and numbers that a linear sums, are padded to this in the layouts of tensor cores: NHWC8 in FP16
@@ -90,10 +76,6 @@ RIDGE = 100
 ROW_BYTES = 16
 #: What P6 takes for a gain: a share of what an operation moves in FP16.
 LEAST_GAIN = 0.01
-#: Generated kernels of their own in FP16 already, which rounding joins for nothing; but a batch norm that is added to
-#: what a later convolution computes.
-OWN_KERNEL = (*BATCH_NORMS, "layer_norm", "native_layer_norm")
-
 #: Of an engine with a loop P4 does not tell whether it is smaller: with FP8 one of GRUs is, and one of RNNs is not.
 RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 
@@ -112,6 +94,11 @@ NOTHING_GAINS = (
     "the job asks for {modes}"
 )
 ALL_LARGER = f"{NOTHING_GAINS}. Without that the engine is smaller."
+LARGER_THAN_FP16 = (
+    "precision.placement: with all operations in {modes} that can be, a TensorRT-RTX engine is larger than in FP16: "
+    "about {added:.1f} MB more of kernels, and {saved:.1f} MB less of weights. With {instead}, what makes it larger "
+    "stays out of {modes}"
+)
 
 FITTED_TO_MORE = (
     "calibration: the table's corrections were fitted with {} operations in INT8 that stay wide here, and make up for "
@@ -134,6 +121,8 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     modes = modes_of(precision)
     if not is_marked(captured.graph) and modes.on & EIGHT_BITS and places(job):
         wide, notes = gains_nothing(captured, job.build.target, modes, keep)
+    elif not is_marked(captured.graph) and modes.on & EIGHT_BITS and job.build.quantization == "explicit":
+        notes = _larger_than_fp16(captured, job, keep)
     # What was corrected for another target, P4 alone keeps wide here.
     fitted = {s.consumer for s in captured.sites if s.consumer.name in captured.int8}
     more = precision.int8_mode * sum(bool(keep.entry(n)) or wide.get(n.name, LARGER) != LARGER for n in fitted)
@@ -181,9 +170,29 @@ def gains_nothing(
         # Of sizes a note says what P4 says of all operations, and nothing where it keeps none of them wide.
         note = NOTHING_GAINS if not larger else ONLY_SIZE if len(larger) < len(nodes) else ALL_LARGER
         wide = larger if note is ONLY_SIZE else {}
-        titles = " and ".join(FORMATS[f].title for f in ("int8", "fp8") if f in eight.values())
-        notes = (note.format(modes=titles, reasons=reasons),) if reasons else ()
+        notes = (note.format(modes=_titles(eight.values()), reasons=reasons),) if reasons else ()
     return {n.name: why for n, why in wide.items()}, notes
+
+
+def _larger_than_fp16(captured: Captured, job: Job, keep: Keep) -> tuple[str, ...]:
+    """A note where everything is in 8 bits that can be, and the engine is larger than in FP16 (P4)."""
+    graph, modes = captured.graph, modes_of(job.precision)
+    if job.build.target != "tensorrt_rtx" or any(op_name(n) in RECURRENT for n in calls(graph.graph)):
+        return ()
+    formats = {n: c.format for n, c in assign(captured.sites, modes, keep).choices.items() if c.format in EIGHT_BITS}
+    sites = [s for s in captured.sites if of_product(s) and s.consumer in formats]
+    added, saved = in_all(graph, sites, list(formats))
+    if added <= saved:
+        return ()
+    half = job.precision.fp16_mode or job.precision.bf16_mode
+    instead = "precision.placement: auto" if half else "precision.fp16_mode too"
+    numbers = {"added": added / 1e6, "saved": saved / 1e6, "instead": instead}
+    return (LARGER_THAN_FP16.format(modes=_titles(formats.values()), **numbers),)
+
+
+def _titles(formats: Collection[str]) -> str:
+    """`INT8 and FP8`, of those that are there."""
+    return " and ".join(FORMATS[f].title for f in ("int8", "fp8") if f in formats)
 
 
 def shape_reason(graph: GraphModule, node: Node) -> str:
@@ -259,35 +268,6 @@ def _below_tile(extent: object) -> bool:
     return isinstance(extent, int) and extent < TILE
 
 
-def makes_larger(
-    graph: GraphModule, sites: Collection[Site], nodes: Collection[Node], certain: Collection[Node] = ()
-) -> list[Node]:
-    """Of `nodes`, the operations whose weights in 8 bits save less than the kernels that 8 bits add (P4).
-
-    Args:
-        graph: the hub graph.
-        sites: inputs (Q1) and weights (Q2) of at least these operations.
-        nodes: those that could be in 8 bits.
-        certain: those that are in any case: their kernels stand.
-    """
-    behind, at, free = _kernels(graph)
-    free |= {
-        *(at[n] for n in certain),
-        *(k for s in sites if s.consumer in certain for k in behind.get(s.producer, ())),
-    }
-    saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
-    network = networkx.DiGraph()
-    network.add_nodes_from(("weights", "kernels"))
-    for node in nodes:
-        network.add_edge("weights", node, capacity=saves.get(node, 0))
-        reads = {k for s in sites if s.consumer is node for k in behind.get(s.producer, ())}
-        for kernel in ({at[node]} | reads) - free:
-            network.add_edge(node, ("kernel", kernel))  # no capacity: without limit
-            network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
-    _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
-    return [n for n in nodes if n not in stays]
-
-
 def moves_more(
     graph: GraphModule, sites: Collection[Site], nodes: Collection[Node], certain: Collection[Node] = ()
 ) -> list[Node]:
@@ -295,7 +275,7 @@ def moves_more(
 
     Args: as for `makes_larger`.
     """
-    behind, _, free = _kernels(graph)
+    behind, _, free = kernels(graph)
     network = networkx.DiGraph()
     network.add_nodes_from(("operations", "passes"))
     for node in nodes:
@@ -361,40 +341,3 @@ def _work(graph: GraphModule, node: Node, size: int) -> float:
         summed = weight.shape[0 if op_name(node).startswith("conv_transpose") else 1]
     padding = _padded(extent_of(summed), size) / extent_of(summed)
     return padding * macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
-
-
-def _kernels(graph: GraphModule) -> tuple[dict[Node, tuple[Node, ...]], dict[Node, Node], set[Node]]:
-    """The operations behind which each value's element-wise kernels would stand; the one behind which that of each
-    convolution, linear and matmul would; and those where one stands anyway.
-
-    An element-wise operation counts to the last convolution, linear, matmul or input before it in execution order: what
-    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits, the sum of several
-    convolutions too. A concat is no kernel in either: its parts are written to their places, in 8 bits by a kernel
-    behind each.
-    """
-    order = {n: i for i, n in enumerate(graph.graph.nodes)}
-    behind: dict[Node, tuple[Node, ...]] = {n: (n,) for n in order if n.op == "placeholder"}
-    own = []
-    for node in calls(graph.graph):
-        if op_name(node) in (*WEIGHTED, *MATMULS):
-            behind[node] = (node,)
-            continue
-        before = {behind[n]: None for n in node.all_input_nodes if n in behind}
-        if not before:
-            continue
-        last = max(before, key=lambda some: max(order[k] for k in some))
-        behind[node] = tuple(dict.fromkeys(itertools.chain(*before))) if op_name(node) == "cat" else last
-        if op_name(node) in OWN_KERNEL:
-            own.append(node)
-
-    def joined(node: Node) -> tuple[Node, ...]:
-        """The kernels that a value is computed in whose only way leads into them."""
-        while len(ways := [u for u in node.users if u.users or u.op == "output"]) == 1:
-            if op_name(ways[0]) in (*WEIGHTED, *MATMULS, *OWN_KERNEL, "cat") or ways[0] not in behind:
-                break
-            node = ways[0]
-        return behind[node]
-
-    at = {n: joined(n)[-1] for n in behind if op_name(n) in (*WEIGHTED, *MATMULS)}
-    free = {k for n in own for k in behind[n] if not (op_name(n) in BATCH_NORMS and joined(n) != behind[n])}
-    return behind, at, free
