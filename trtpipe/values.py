@@ -240,7 +240,7 @@ class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
     `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
-    lists every computing operation, `unmet` says what the job asks for and no operation has.
+    lists every computing operation, `unmet` says what the job asks for and does not get, or at a cost.
     """
 
     program: torch.export.ExportedProgram

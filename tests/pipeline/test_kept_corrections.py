@@ -80,8 +80,8 @@ def test_a_kept_module_is_no_noise_for_the_others_to_make_up_for(folder: Path) -
     assert not [name for name in table.corrections.arrays if "coord" in name and not name.startswith("scale")]
 
 
-def test_a_table_that_was_fitted_with_it_is_said(folder: Path) -> None:
+def test_a_table_that_was_fitted_with_it_is_said_beside_the_checks_figures(folder: Path) -> None:
     sqnr(folder, "fitted", [])
     sqnr(folder, "given", ["coord"], table="out/fitted/calibration.json")
-    notes = json.loads((folder / "out" / "given" / "manifest.json").read_text())["notes"]
+    notes = json.loads((folder / "out" / "given" / "manifest.json").read_text())["check"]["notes"]
     assert [n for n in notes if "corrections were fitted with 1 operations in INT8 that stay wide here" in n]

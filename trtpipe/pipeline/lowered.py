@@ -20,7 +20,7 @@ class Lowered:
         weights_digest, graph_digest: of the loaded model and of its captured graph.
         model_notes: notes of loading and capturing the model.
         layers, notes: the precision of each operation, and the notes of quantization.
-        unmet: notes on what the job asks for and no operation has.
+        unmet: notes on what the job asks for and does not get, or at a cost.
         table: the calibration table; None when nothing is calibrated.
         shared_scales: by the key of each quantized tensor, that of the scale it shares.
         graph: as ONNX; None on a route that does not go through ONNX and has made none.

@@ -273,17 +273,17 @@ def quantize(
         InputError: a glob matches nothing, nothing is left to quantize, or the table lacks a tensor.
     """
     keep = checked_keep(keep, captured.graph)
-    notes = list(keep.notes)
+    notes: list[str] = []
     scales: dict[str, float] = {}
     plan = checked_plan(captured, int8=int8, keep=keep, modes=None if narrow is None else narrow.modes)
     types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
         notes += not_fused(plan.int8)
         notes += [f"{titled(module_path(s.node))}: not quantized, {s.reason}" for s in plan.skipped]
-    unmet: tuple[str, ...] = ()
+    unmet = keep.notes
     if narrow is not None:
         nodes = tuple(plan.chosen.choices)
-        unmet = (*idle_globs(narrow.modes, nodes, keep), *idle_modes(narrow.modes, plan.chosen))
+        unmet = (*unmet, *idle_globs(narrow.modes, nodes, keep), *idle_modes(narrow.modes, plan.chosen))
     if plan.int8:
         graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), types), amax)
         notes += raised(captured, plan.int8, scales)
