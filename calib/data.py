@@ -19,6 +19,7 @@ import numpy.typing as npt
 from calib.arrays import open_arrays
 from calib.errors import CalibError, some_of
 from calib.factories import open_factory
+from calib.folders import unread
 from calib.images import Images
 from calib.loading import in_workers
 from calib.process_state import imported
@@ -306,7 +307,9 @@ def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:
     origin = _origin(spec, inputs)
     where, total = str(getattr(spec, given[0])), len(origin.ids)
     if not total:
-        raise CalibError(f"{where}: holds no samples. Check the path.")
+        empty = f"{where}: holds no samples"
+        reasons = () if spec.images is None else unread(empty, spec.images, classes=True)
+        raise CalibError(next(iter(reasons), f"{empty}. Check the path."))
     if spec.samples is not None and total < spec.samples:
         raise CalibError(
             f"{where}: must hold at least {spec.samples} samples (got {total}). Ask for fewer, or add some."

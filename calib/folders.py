@@ -122,7 +122,11 @@ def unread(where: str, folder: str | Path, *, classes: bool) -> tuple[str, ...]:
     notes = (
         (other, f"pictures are of a kind that is not read: convert to one of {', '.join(IMAGE_SUFFIXES)}"),
         (hidden, "pictures or folders are hidden and not read: their names begin with a dot"),
-        (beside, "pictures are beside the class folders and not read: move each into the folder of its class"),
+        (
+            beside,
+            "pictures are beside the class folders and not read: move each into the folder of its class, or these "
+            "folders away",
+        ),
     )
     return tuple(
         f"{where}: {text} ({len(paths)}, first: {as_text(str(min(paths).relative_to(root)))})."

@@ -292,6 +292,16 @@ def make_empty_class(tmp_path):
     return tmp_path
 
 
+def make_empty_class_beside_images(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"")
+    return make_empty_class(tmp_path)
+
+
+def make_class_of_another_kind(tmp_path):
+    (make_empty_class(tmp_path) / "a" / "x.heic").write_bytes(b"")
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -299,6 +309,12 @@ def make_empty_class(tmp_path):
         (make_file, r"f: must be a folder of images \(got a file\)\. Check the path\."),
         (make_no_image, r"must hold images, or one folder of images for each class \(got neither\)\. Check the path"),
         (make_empty_class, r"holds no samples\. Check the path\."),
+        (
+            make_empty_class_beside_images,
+            r"holds no samples: pictures are beside the class folders and not read: move each into the folder of its "
+            r"class, or these folders away \(1, first: x\.png\)\.$",
+        ),
+        (make_class_of_another_kind, r"holds no samples: pictures are of a kind that is not read: convert to one of "),
     ],
 )
 def test_bad_folders(tmp_path, make, message):
@@ -441,8 +457,8 @@ def test_pictures_that_are_not_read_are_named(tmp_path, classes):
         ".tiff, .webp (2, first: cat/b.HEIC)."
     )
     beside = (
-        "photos: pictures are beside the class folders and not read: move each into the folder of its class (2, first: "
-        "e.webp)."
+        "photos: pictures are beside the class folders and not read: move each into the folder of its class, or these "
+        "folders away (2, first: e.webp)."
     )
     assert unread("photos", tmp_path, classes=classes) == ((kind, beside) if classes else (kind,))
     assert unread("photos", tmp_path / "dog", classes=classes) == ()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,24 @@ def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> 
         assert process.stdout.readline() == b"ready\n"
         (os.killpg if whom == "group" else os.kill)(process.pid, number)
         assert process.wait(timeout=30) == 130
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_native_code_that_answers_no_signal_is_ended_some_time_after_the_second(number: signal.Signals) -> None:
+    imported = "import trtpipe.cli.supervised\nfrom trtpipe.cli.main import _interrupt, interrupted_by\n"
+    imported += "trtpipe.cli.supervised.PATIENCE_S = 0.5"
+    statement = "with interrupted_by(_interrupt): print('ready', flush=True); sum(range(10**12))"
+    command = [sys.executable, "-c", f"{imported}\n{PROGRAM.format(statement)}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(1)  # until it is in native code
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1.5)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said.decode()) == (130, STOPPED.replace("SIGSEGV", "SIGKILL"))
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])

@@ -22,13 +22,16 @@ from trtpipe.machine import how_ended
 
 #: Whoever ends the command by one of these knows it.
 _ASKED_FOR = frozenset({*STOPPING, signal.SIGQUIT, signal.SIGPIPE})
+#: How long a command may take to end that was asked to twice, in seconds: native code answers no signal.
+PATIENCE_S = 10.0
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
 
 
 def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     """The exit code of `command`, run in a child process; in the child, what `command` returns.
 
-    What stops it is passed on to the child, but for what a terminal sends to both.
+    What stops it is passed on to the child, but for what a terminal sends to both. A child that has not ended
+    `PATIENCE_S` after the second time, or the last one after that, is killed.
 
     No standard stream may be closed (`results.fill_closed_streams`): its descriptor would be the way back.
 
@@ -75,17 +78,19 @@ def _alone(command: Callable[[], ExitCode]) -> ExitCode:
 
 def _wait(child: int) -> tuple[int, bool]:
     """The exit code of the child, negative when a signal ended it, and whether it had been asked to stop."""
-    stopped = False
+    asked, expected = 0, {*STOPPING, signal.SIGCHLD}
     while True:
-        received = signal.sigwaitinfo({*STOPPING, signal.SIGCHLD})
-        if received.si_signo in STOPPING:
-            stopped = True
+        received = signal.sigwaitinfo(expected) if asked < 2 else signal.sigtimedwait(expected, PATIENCE_S)
+        if received is None:
+            os.kill(child, signal.SIGKILL)
+        elif received.si_signo in STOPPING:
+            asked += 1
             if received.si_code != _FROM_THE_KERNEL:
                 os.kill(child, received.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status), stopped
+            return os.waitstatus_to_exitcode(status), asked > 0
 
 
 def _judged(ended: int, reached: bytes, *, stopped: bool) -> ExitCode:
