@@ -24,7 +24,7 @@ from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
-from trtpipe.quantization.corrections.guard import CrossGuard, Guard, Score, of_halves
+from trtpipe.quantization.corrections.guard import CrossGuard, Gains, Guard, Score, of_halves
 from trtpipe.quantization.corrections.samples import LEAST_SAMPLES, Samples, drawn
 from trtpipe.quantization.corrections.sweep import Sweep
 from trtpipe.quantization.corrections.thresholds import ThresholdSearch
@@ -199,12 +199,18 @@ class _Corrector:
         """In every placement."""
         return [self._guard.measured(p.of(captured), amax) for p in self._placements]
 
-    def _tried(self, measured: Callable[[Placement], Score], before: Sequence[Score], *, first: int = 0) -> list[Score]:
+    def _tried(
+        self,
+        measured: Callable[[Placement], Score],
+        before: Sequence[Score],
+        first: int = 0,
+        gains: Gains = Score.beats,
+    ) -> list[Score]:
         """In every placement from the `first` on, of a step that changes nothing of those before it. Where this one
-        does not gain it is taken back: the others stay as they were, and cost nothing."""
+        does not gain it is taken back: the others cost nothing."""
         scores = list(before)
         scores[self._at] = own = measured(self._placements[self._at])
-        if own.beats(before[self._at]):
+        if gains(own, before[self._at]):
             for at in set(range(first, len(scores))) - {self._at}:
                 scores[at] = measured(self._placements[at])
         return scores
@@ -228,12 +234,11 @@ class _Corrector:
         """The thresholds that stay as they are."""
         return {s.group: self._amax[s.group] for s in self._before if s.axis is None}
 
-    def _gain(self, scores: Sequence[Score], before: Sequence[Score], *, surely: bool = False) -> bool:
-        """Whether this placement gains, `surely` where that is asked for, and none of the others loses."""
+    def _gain(self, scores: Sequence[Score], before: Sequence[Score], gains: Gains = Score.beats) -> bool:
+        """Whether this placement `gains`, and none of the others loses."""
         pairs = list(zip(scores, before, strict=True))
         now, was = pairs.pop(self._at)
-        gains = now.surely_beats(was) if surely else now.beats(was)
-        return gains and not any(was.beats(now) for now, was in pairs)
+        return gains(now, was) and not any(was.beats(now) for now, was in pairs)
 
     def _choose_ranges(self) -> None:
         """With `auto`, the exact maxima in place of its thresholds, unless these are better at the outputs."""
@@ -264,7 +269,7 @@ class _Corrector:
             table = self._table.recounted(self._cross.counted(trial))
             halves = of_halves(table)
             scores, why = self._tried(self._crosswise(trial, halves), before), ""
-            gains = self._gain(scores, before, surely=True) and not (why := self._lost_on_turned(trial, halves))
+            gains = self._gain(scores, before, Score.surely_beats) and not (why := self._lost_on_turned(trial, halves))
             if best is None or gains or scores[self._at].decibels > best[1][self._at].decibels:
                 best = (gains, scores, trial, arrays, table, f"{len(some)} groups of channels", why)
             if gains:
@@ -332,18 +337,18 @@ class _Corrector:
         )
 
     def _judged(
-        self,
-        name: str,
-        arrays: Arrays,
-        amax: Mapping[str, float],
-        detail: str,
-        unseen: Sequence[BatchTensors] = (),
+        self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str, unseen: Sequence[BatchTensors] = ()
     ) -> bool:
-        """Take a step if it gains on the samples kept apart, and does not lose on others that are `unseen` by it."""
+        """Take a step if it gains on the samples kept apart.
+
+        Of thresholds, by which more are `unseen`, it is enough to lose on neither: rounding gains more behind them than
+        they do. Taken back by the last bits of sums, a MobileNetV2 had 19.0 dB on unseen samples, 19.5 with them.
+        """
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays, (self._now, self._arrays))
-        scores = self._tried(lambda p: self._guard.measured(p.of(trial), trial_amax), self._scores, first=self._at)
-        gains, why = self._gain(scores, self._scores), ""
+        gain = Score.keeps_up if unseen else Score.beats
+        scores = self._tried(lambda p: self._guard.measured(p.of(trial), trial_amax), self._scores, self._at, gain)
+        gains, why = self._gain(scores, self._scores, gain), ""
         more = unseen[: -(-MORE_JUDGES // len(unseen[0][0]))] if unseen else ()
         if gains and more:
             guard, of = Guard(self._plain, more), self._placements[self._at].of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,6 +108,10 @@ class Score:
 
     def _gains(self, other: Score) -> torch.Tensor:
         return 10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))
+
+
+#: Whether a step's score is enough beside the one before it.
+Gains = Callable[[Score, Score], bool]
 
 
 class CrossGuard:
