@@ -57,7 +57,7 @@ QUOTED = [
     ("calibration", f"Of the first {samples.MOST_SAMPLES} calibration samples"),
     ("calibration", f"need more than {samples._MOST_BYTES >> 30} GB)"),
     ("calibration", f"A step that gains less than\n{guard.LEAST_GAIN_DB} dB"),
-    ("calibration", f"where they lose as much on {correct.MORE_JUDGES} of those to fit"),
+    ("calibration", f"there and on {correct.MORE_JUDGES} of those to fit"),
     ("calibration", f"up to {correct.MORE_JUDGES} samples of each half of the {samples.MOST_SAMPLES}"),
     ("calibration", f"fewer than {correct.ENOUGH_VALUES:,} values were seen"),
     ("calibration", f"With fewer than {samples.LEAST_SAMPLES} samples that differ"),
