@@ -124,7 +124,7 @@ class Console:
         except (KeyboardInterrupt, Cancelled):
             self._cancelled = True
             raise
-        except (BrokenPipeError, SystemExit, EndedEarly):  # the reader of the output has closed it: no failure
+        except (BrokenPipeError, SystemExit, EndedEarly):  # whoever reads this has enough, or another stage failed
             outcome = "ended early after "
             raise
         except Exception as error:  # native code makes errors of its own of an interrupt that is raised below it

@@ -13,9 +13,8 @@ In FP8 the same networks have as many kernels: 5 in both for four convolutions o
 add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no weights; in FP8 they
 stay all the same, for TensorRT fuses attention in FP8 (its release notes, 10.4 to 10.7)
 
-Which operations to leave in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of shared fixed
-costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights save, and
-needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
+Which operations to leave in 8 bits is a minimum cut, as `payoff` says: an operation gains the bytes that its weights
+save, and needs the kernel behind itself and those behind what it reads.
 """
 
 from __future__ import annotations

@@ -114,15 +114,16 @@ def keep_of(job: Job, captured: Captured) -> Keep:
 
     P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
     leaves nothing either, or is not for the target, everything is quantized, because the job asks for it. A note says
-    so, and of the engine's size what P4 found.
+    so, and of the engine's size what P4 found; so does one where these rules are not for the job.
     """
     precision = job.precision
     keep, wide, notes = Keep.of(precision.keep), dict[str, str](), tuple[str, ...]()
     modes = modes_of(precision)
-    if not is_marked(captured.graph) and modes.on & EIGHT_BITS and places(job):
-        wide, notes = gains_nothing(captured, job.build.target, modes, keep)
-    elif not is_marked(captured.graph) and modes.on & EIGHT_BITS and job.build.quantization == "explicit":
-        notes = _larger_than_fp16(captured, job, keep)
+    if not is_marked(captured.graph) and modes.on & EIGHT_BITS:
+        if places(job):
+            wide, notes = gains_nothing(captured, job.build.target, modes, keep)
+        elif job.build.quantization == "explicit":
+            notes = _larger_than_fp16(captured, modes, job, keep)
     # What was corrected for another target, P4 alone keeps wide here.
     fitted = {s.consumer for s in captured.sites if s.consumer.name in captured.int8}
     more = precision.int8_mode * sum(bool(keep.entry(n)) or wide.get(n.name, LARGER) != LARGER for n in fitted)
@@ -174,9 +175,9 @@ def gains_nothing(
     return {n.name: why for n, why in wide.items()}, notes
 
 
-def _larger_than_fp16(captured: Captured, job: Job, keep: Keep) -> tuple[str, ...]:
+def _larger_than_fp16(captured: Captured, modes: Modes, job: Job, keep: Keep) -> tuple[str, ...]:
     """A note where everything is in 8 bits that can be, and the engine is larger than in FP16 (P4)."""
-    graph, modes = captured.graph, modes_of(job.precision)
+    graph = captured.graph
     if job.build.target != "tensorrt_rtx" or any(op_name(n) in RECURRENT for n in calls(graph.graph)):
         return ()
     formats = {n: c.format for n, c in assign(captured.sites, modes, keep).choices.items() if c.format in EIGHT_BITS}
