@@ -1,11 +1,13 @@
-"""The garbage collector is as it was after a build, however that ends."""
+"""The garbage collector, and glibc's heap, are as they were after a build, however that ends."""
 
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from trtpipe import machine
 from trtpipe.pipeline.collector import SELDOM, seldom_collected, set_apart
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.progress import Silent
@@ -86,6 +88,19 @@ def test_a_build_sets_its_libraries_apart() -> None:
         with stages("capture"):
             pass
         assert gc.get_freeze_count() > 0
+
+
+@pytest.mark.parametrize("name", ["baseline", "check", "compile"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_freed_memory_is_used_again_within_every_stage_alone(
+    name: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = []
+    monkeypatch.setattr(machine, "_set", lambda trim, size: mapped.append(size))
+    with suppress(ZeroDivisionError), Stages(Silent())(name):
+        assert mapped == [machine._REUSED[1]]
+        _ = 1 / (not fails)
+    assert mapped == [machine._REUSED[1], machine._BY_ITSELF[1]]
 
 
 class Ring:

@@ -23,7 +23,7 @@ from trtpipe.evaluation.check import unjudgeable
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.judges import judge
 from trtpipe.evaluation.metrics import sqnr_db
-from trtpipe.machine import Heap
+from trtpipe.machine import Heap, freed_memory_reused
 from trtpipe.model.baseline import compiled, record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.computing import CPU, computing_device, wanted_device
@@ -85,7 +85,8 @@ class Stages:
     def __call__(self, name: str) -> Iterator[Progress]:
         """One stage; calib's errors become the user's, the process is left as it was found, and memory is returned."""
         began = time.perf_counter()
-        with self._reporter.stage(name), nullcontext() if name in COMPILING else self.unnamed():
+        ours = nullcontext() if name in COMPILING else self.unnamed()
+        with self._reporter.stage(name), freed_memory_reused(), ours:
             self._inside.append(0.0)
             try:
                 yield self._reporter

@@ -12,7 +12,7 @@ from calib.images import transform_of
 from calib.samples import copies
 from calib.table import CalibrationTable
 from trtpipe.job.sections import CORRECTIONS, GRAPH_CORRECTIONS
-from trtpipe.machine import Heap, freed_memory_reused
+from trtpipe.machine import Heap
 from trtpipe.report.thresholds import beyond_int8, int8_audit, table_warnings
 
 if TYPE_CHECKING:
@@ -139,29 +139,28 @@ def observe(
     from trtpipe.quantization.placements import placements
 
     size, heap = job.batch_size(calibration), Heap()
-    with freed_memory_reused():
-        table = one_pass(
-            captured,
-            source,
-            batch_size=size,
-            algorithm=calibration.algorithm,
-            percentile=calibration.percentile,
-            digests=digests,
-            progress=progress,
-            device=device,
-        )
-        if not job.corrections:
-            return table
-        heap.settle(garbage=True)  # the batches' activations lie in it
-        return correct(
-            captured,
-            table,
-            source,
-            which=job.corrections,
-            batch_size=size,
-            progress=progress,
-            placements=placements(job, captured),
-        )
+    table = one_pass(
+        captured,
+        source,
+        batch_size=size,
+        algorithm=calibration.algorithm,
+        percentile=calibration.percentile,
+        digests=digests,
+        progress=progress,
+        device=device,
+    )
+    if not job.corrections:
+        return table
+    heap.settle(garbage=True)  # the batches' activations lie in it
+    return correct(
+        captured,
+        table,
+        source,
+        which=job.corrections,
+        batch_size=size,
+        progress=progress,
+        placements=placements(job, captured),
+    )
 
 
 def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = None) -> tuple[str, ...]:
