@@ -84,6 +84,7 @@ bare network, and hooks that count what its layers give. INT8 rows calibrate and
 `corrections off` shows the rest. `compile` is what is left of it when the graph is checked: both run at once.
 ModelOpt (its ONNX tool) and ONNX Runtime calibrate by entropy here; by the exact maxima both take less
 ([accuracy-zoo.md](accuracy-zoo.md) has the seconds of each).
+What the rest is: [architecture](architecture.md#where-the-time-of-a-build-goes).
 
 | job | whole | parts | ratio | memory | calibration | ModelOpt, entropy | ONNX Runtime, entropy |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
