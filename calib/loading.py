@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Protocol, TypeVar
@@ -47,16 +48,17 @@ def in_workers(work: Items[T], workers: int) -> Iterator[T]:
     """
     from torch.utils.data import DataLoader
 
-    loader: DataLoader[T] = DataLoader(
-        work,  # type: ignore[arg-type]  # a map-style dataset needs no base class
-        batch_size=None,
-        shuffle=False,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=partial(_begin, os.getpid()),
-    )
     try:
-        with starting(workers):
+        with starting(workers), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more of them than cores
+            loader: DataLoader[T] = DataLoader(
+                work,  # type: ignore[arg-type]  # a map-style dataset needs no base class
+                batch_size=None,
+                shuffle=False,
+                num_workers=workers,
+                collate_fn=_as_it_is,
+                worker_init_fn=partial(_begin, os.getpid()),
+            )
             batches = iter(loader)
         yield from batches
     except RuntimeError as error:  # the loader's own; what the work raises is a value by then

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -73,8 +74,13 @@ def test_what_is_no_refusal_of_theirs_stays_what_it_is():
         raise RuntimeError("can't start new thread")
 
 
-def test_workers_do_the_work():
-    assert list(in_workers([1, 2, 3], 2)) == [1, 2, 3]
+@pytest.mark.parametrize("cores", [1, 2])
+def test_workers_do_the_work(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More workers than cores are the user's choice: torch's warning of them was printed with `--quiet` too."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(in_workers([1, 2, 3], 2)) == [1, 2, 3]
 
 
 #: Loads for ever by two workers, each of which says its process; what they load fills their pipe.

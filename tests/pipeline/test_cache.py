@@ -15,8 +15,8 @@ from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.keys import StageKeys
 from trtpipe.pipeline.cache.recorder import Recorder
-from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, parse_bytes
+from trtpipe.pipeline.cache.remote import DamagedEntry, Store
+from trtpipe.pipeline.cache.store import Busy, Cache, parse_bytes
 from trtpipe.pipeline.cached import CachedResults, Memory
 
 KEY = "a" * 64
@@ -277,6 +277,35 @@ def test_a_store_that_cannot_be_reached_is_said_once_and_done_without(tmp_path, 
     other = Cache(tmp_path / "two", store, note=said.append)
     other.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
     assert said[1:] == [f"--store: file://{tmp_path}/store cannot be written to ({error}). Going on without it."]
+
+
+DAMAGES = {
+    "longer": lambda entry: (entry / "f").write_bytes(b"abcd"),
+    "no file": lambda entry: (entry / "f").unlink(),
+    "no head": lambda entry: (entry / "entry.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_said_once_and_made_again(tmp_path, damage):
+    store, said = Store(f"file://{tmp_path}/store"), []
+    cache = Cache(tmp_path / "one", note=said.append)
+    cache.put("graph", KEY, {}, {"f": b"abc"})
+    entry = tmp_path / "one/graph" / KEY[:2] / KEY
+    DAMAGES[damage](entry)
+    assert [cache.get("graph", KEY) for _ in range(2)] == [None, None]
+    shown = f"the cache holds an entry that is not what was put there ({entry}): it is made again"
+    assert said == [shown]
+    cache.put("graph", KEY, {}, {"f": b"abc"})
+    assert cache.get("graph", KEY).read("f") == b"abc"
+    Cache(tmp_path / "two", store).put("graph", KEY, {}, {"f": b"abc"})
+    there = tmp_path / "store/graph" / KEY[:2] / KEY
+    DAMAGES[damage](there)
+    other = Cache(tmp_path / "three", store, note=said.append)
+    assert [other.get("graph", KEY) for _ in range(2)] == [None, None]
+    assert said == [shown, shown.replace("the cache", "the store").replace(str(entry), str(there))]
+    other.put("graph", KEY, {}, {"f": b"abc"})
+    assert Cache(tmp_path / "four", store).get("graph", KEY).read("f") == b"abc"
 
 
 def test_stores_that_cannot_be_opened_are_said():

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtpipe.pipeline import codecs
-from trtpipe.pipeline.cache.store import Cache, DamagedEntry, Entry
+from trtpipe.pipeline.cache.remote import DamagedEntry
+from trtpipe.pipeline.cache.store import Cache, Entry
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.values import Baseline, DimRange, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
 

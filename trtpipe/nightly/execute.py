@@ -43,8 +43,8 @@ from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, 
 from trtpipe.pipeline.cache.kinds import BUILT, BUNDLE
 from trtpipe.pipeline.cache.reads import Reads, remember
 from trtpipe.pipeline.cache.recorder import Recorder
-from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry
+from trtpipe.pipeline.cache.remote import DamagedEntry, Store
+from trtpipe.pipeline.cache.store import Busy, Cache
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 from trtpipe.pipeline.own_modules import own_file
@@ -265,7 +265,7 @@ def put_back(cache: Cache, key: str, target: Path) -> bool:
     try:
         place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
     except (DamagedEntry, InputError):
-        cache.discard(BUNDLE, key)
+        cache.discard(BUNDLE, key, damaged=True)
         return False
     return True
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from calib.errors import CalibError
 from trtpipe.pipeline.cache.reads import Reads
 from trtpipe.pipeline.cache.recorder import Heard, Recorder
-from trtpipe.pipeline.cache.store import Cache, DamagedEntry
+from trtpipe.pipeline.cache.remote import DamagedEntry
+from trtpipe.pipeline.cache.store import Cache
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.keys import StageKeys
@@ -125,7 +126,7 @@ class CachedResults:
         try:
             value = codec.load(entry)
         except (DamagedEntry, CalibError, KeyError, TypeError, ValueError):
-            self._cache.discard(codec.kind, key)
+            self._cache.discard(codec.kind, key, damaged=True)
             return None
         if codec.kind == codec.stage:
             self.reused.append(codec.kind)

@@ -33,6 +33,10 @@ class Head:
     files: Mapping[str, tuple[int, str]]
 
 
+class DamagedEntry(Exception):
+    """An entry differs from what was put: it counts as absent, and its result is made again."""
+
+
 def head_of(data: bytes) -> Head | None:
     """The head in `data`; None for anything else, as whoever can write to a store can have written it."""
     try:
@@ -67,25 +71,30 @@ class Store:
         self.url = url
 
     def get(self, name: str) -> dict[str, bytes] | None:
-        """Every file of an entry, checked; None when it is not there whole.
+        """Every file of an entry, checked; None when it is not there.
 
         Raises:
+            DamagedEntry: it is there, and is not what was put.
             MissingError: the store cannot be reached.
         """
-        folder = f"{self._root}/{name}"
+        folder, head = f"{self._root}/{name}", None
         try:
             with Unheard():
                 data = self._fs.cat_file(f"{folder}/{ENTRY}", start=0, end=_MOST_HEAD_BYTES)
                 head = head_of(data)
                 if head is None:
-                    return None
+                    raise DamagedEntry(folder)
                 content = {n: self._fs.cat_file(f"{folder}/{n}") for n in head.files}
-        except FileNotFoundError:
-            return None
+        except FileNotFoundError as error:
+            if head is None:
+                return None
+            raise DamagedEntry(folder) from error
+        except DamagedEntry:
+            raise
         except Exception as error:  # each file system has exceptions of its own
             raise MissingError(f"--store: {self.url} cannot be reached ({error}).") from error
         if any((len(content[n]), hashlib.sha256(content[n]).hexdigest()) != f for n, f in head.files.items()):
-            return None
+            raise DamagedEntry(folder)
         return {**content, ENTRY: data}
 
     def put(self, name: str, content: Mapping[str, bytes], last: str) -> None:

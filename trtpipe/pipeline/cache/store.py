@@ -6,8 +6,9 @@
     <root>/digests.sqlite                     see `digests`
 
 An entry is written aside and renamed, so it is whole or absent; every file is checked against its digest when it is
-read, and a damaged entry is removed and counts as absent. `limit_bytes` is held by evicting what was used longest ago.
-With a store (any fsspec address) an entry that is missing here is looked for there, and a new one goes there too.
+read, and a damaged entry is noted, removed and counts as absent. `limit_bytes` is held by evicting what was used
+longest ago. With a store (any fsspec address) an entry that is missing here is looked for there, and a new one goes
+there too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.outputs import is_plain, naming
 from trtpipe.pipeline.cache.digests import DIGESTS
 from trtpipe.pipeline.cache.kinds import BUILT, READS
-from trtpipe.pipeline.cache.remote import ENTRY, head_of
+from trtpipe.pipeline.cache.remote import ENTRY, DamagedEntry, head_of
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -69,18 +70,10 @@ class Entry:
         try:
             data = (self.path / name).read_bytes()
         except OSError as error:
-            raise DamagedEntry(self.path) from error
+            raise DamagedEntry(str(self.path)) from error
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
-            raise DamagedEntry(self.path)
+            raise DamagedEntry(str(self.path))
         return data
-
-
-class DamagedEntry(Exception):
-    """An entry differs from what was put; `Cache.discard` removes it, and its result is made again."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self.path = path
 
 
 class Busy(Exception):
@@ -95,7 +88,7 @@ class Cache:
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
         force: find no result, and replace existing entries.
-        note: is told when the store cannot be reached; from then on this cache goes on without it.
+        note: is told when the store cannot be reached, without which this cache then goes on, and of damaged entries.
     """
 
     def __init__(
@@ -107,7 +100,7 @@ class Cache:
         force: bool = False,
         note: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._note = note
+        self._note, self._noted = note, set[str]()
         self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
         for folder in (root / "locks", root / "new"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +123,8 @@ class Cache:
         path = self._path(kind, key)
         entry = _read(path, kind, key)
         if entry is None:
+            if (path / ENTRY).exists():
+                self.discard(kind, key, damaged=True)
             fetched = self._shared(lambda store: store.get(f"{kind}/{key[:2]}/{key}"))
             if fetched is not None:
                 self._write(path, fetched)
@@ -161,10 +156,20 @@ class Cache:
             self._store = None
             self._note(f"{error} Going on without it.")
             return None
+        except DamagedEntry as error:
+            self._note_damage("the store", str(error))
+            return None
 
-    def discard(self, kind: str, key: str) -> None:
-        """Remove an entry here; one that is not there is no error."""
+    def discard(self, kind: str, key: str, *, damaged: bool = False) -> None:
+        """Remove an entry here; one that is not there is no error. That it is `damaged` is noted."""
+        if damaged:
+            self._note_damage("the cache", str(self._path(kind, key)))
         _remove(self._path(kind, key), self.root / "new")
+
+    def _note_damage(self, where: str, entry: str) -> None:
+        if entry not in self._noted:  # one of a store is looked for again once the lock is held
+            self._noted.add(entry)
+            self._note(f"{where} holds an entry that is not what was put there ({entry}): it is made again")
 
     @contextlib.contextmanager
     def lock(
