@@ -106,7 +106,8 @@ def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None, n
         data = read_regular(path)
     except OSError as error:
         raise CalibError(
-            f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files."
+            f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files; where the "
+            "table was renamed, so must this one be."
         ) from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise CalibError(f"{path}: these are not the corrections of {where.name}: the digest differs. Calibrate again.")

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from trtpipe.model import sites as rules
+from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
 from trtpipe.model.sites import find_sites, kept_sites
 from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
-from trtpipe.values import LoadedModel, Site, TensorSpec
+from trtpipe.values import DimRange, LoadedModel, Site, TensorSpec
 
 
 def placed(loaded: LoadedModel | str) -> dict[str, tuple[str, str]]:
@@ -111,6 +112,52 @@ def test_a_concat_that_nobody_reads_in_int8_stays_in_float() -> None:
             return torch.cat([self.a(x), x], 1).mean((2, 3))
 
     assert set(placed(nets.loaded(Plain().eval(), out_shape=("N", 8)))) == {"a:input", "a:weight"}
+
+
+class Leaky(nn.Module):
+    """A convolution in INT8, and another one that is kept in float, read what is concatenated or pooled."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.other, self.kept = nn.Conv2d(3, 5, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([self.first(x), x], 1)
+        if self.way != "cat":
+            both = nn.functional.max_pool2d(both, 2)
+        read = {"behind": torch.sigmoid, "sum": lambda v: v + v.flip(1)}.get(self.way, lambda v: v)(both)
+        return self.other(both).mean((2, 3)), self.kept(read).mean((2, 3))
+
+
+@pytest.mark.parametrize("way", ["cat", "pool", "behind", "sum"])
+def test_what_is_kept_in_float_reads_no_rounded_numbers(way: str) -> None:
+    """A concat had its Q/DQ before it for the reader in INT8, and the one that was kept read the rounded parts."""
+    torch.manual_seed(0)
+    x = TensorSpec("x", "float32", ("N", 3, 8, 8), {"N": DimRange(1, 2, 4)})
+    outputs = tuple(TensorSpec(n, "float32", ("N", 4), x.dims) for n in ("a", "b"))
+    module = bind(Leaky(way).eval(), (x,), {}, ("a", "b"))
+    captured = capture(LoadedModel(module, (x,), outputs, "0" * 64, "leaky"))
+    images = nets.images(2, 3, 8, 8)
+    seen = observe_ranges(captured, [(images,)])
+    amax = {s.group: seen[s.producer.name] for s in captured.sites if s.axis is None}
+
+    def made(keep: Keep) -> list[float]:
+        quantized = quantize(captured, int8=True, half=None, keep=keep, amax=amax, ranges={})
+        with torch.no_grad():
+            pairs = zip(captured.graph(images), quantized.program.module()(images), strict=True)
+            return [float((wanted - got).abs().max()) for wanted, got in pairs]
+
+    assert min(made(Keep())) > 1e-4
+    a, b = made(Keep(fp32=("kept", "first")))
+    assert a > 1e-4
+    assert b < 1e-6
+
+
+def test_around_a_concat_of_readers_in_int8_the_pairs_stay() -> None:
+    captured = nets.captured("concat")
+    kept = kept_sites(captured.sites, lambda node: module_path(node) == "a")
+    assert [s.key for s in kept if s.rule == "Q5"] == [":cat.input_0", ":cat.input_1"]
 
 
 def test_identity_skip_shares_the_observer_of_the_next_convolution() -> None:

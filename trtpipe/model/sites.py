@@ -9,7 +9,7 @@ Recommendations", with the numbers used in reports:
     Q4  quantize the skip branch of a residual add whose other branch is a quantized convolution, where that branch is
         INT8 anyway: it feeds another quantized operation, or is itself a quantized convolution's output
     Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them; not around a pool whose
-        input is padded with infinity, which no scale holds
+        input is padded with infinity, which no scale holds, nor where an operation that is kept in float reads them too
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
     Q7  an operation that is kept in float has none of its inputs quantized, unless another one needs them so
     Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2
@@ -177,15 +177,33 @@ def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[S
     compute = {s.consumer for s in alive if of_product(s)}
     wanted = {s.producer for s in alive if s.rule == "Q1"}
 
-    def stays(site: Site) -> bool:
-        if site.rule == "Q4":
-            others = [a for a in site.consumer.args[:2] if a is not site.producer]
-            return any(a in compute for a in others) and (site.producer in wanted or site.producer in compute)
-        if site.rule == "Q5":
-            return _feeds(site.consumer, wanted)
-        return True
+    def fused(site: Site) -> bool:
+        others = [a for a in site.consumer.args[:2] if a is not site.producer]
+        return any(a in compute for a in others) and (site.producer in wanted or site.producer in compute)
 
-    return tuple(s for s in alive if stays(s))
+    alive = [s for s in alive if s.rule != "Q4" or fused(s)]
+    rounded = {(s.consumer, s.producer) for s in alive}
+    crossed = {s.consumer for s in alive if s.rule == "Q5"}
+    crossed = {n for n in crossed if _feeds(n, wanted) and not _read_by_kept(n, rounded, keep)}
+    return tuple(s for s in alive if s.rule != "Q5" or s.consumer in crossed)
+
+
+def _read_by_kept(node: Node, rounded: Collection[tuple[Node, Node]], keep: Callable[[Node], bool]) -> bool:
+    """Whether an operation that is kept in float reads the node's value, or what float operations make of it: it would
+    read rounded numbers. `rounded` are the (reader, tensor) that have a Q/DQ pair of their own."""
+    seen, todo = {node}, [node]
+    while todo:
+        value = todo.pop()
+        for reader in value.users:
+            if reader.op != "call_function" or reader in seen:
+                continue
+            if keep(reader):
+                return True
+            if (reader, value) in rounded and op_name(reader) not in SHARED:
+                continue
+            seen.add(reader)
+            todo.append(reader)
+    return False
 
 
 def _axis(node: Node, name: str) -> int | None:
