@@ -11,7 +11,7 @@ Recommendations", with the numbers used in reports:
     Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them; not around a pool whose
         input is padded with infinity, which no scale holds, nor where an operation that is kept in float reads them too
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
-    Q7  an operation that is kept in float has none of its inputs quantized, unless another one needs them so
+    Q7  an operation that is kept in float has none of its inputs quantized, whatever else reads them
     Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2
 
 The functions here only read the graph. Sites do not depend on what a job keeps out of INT8, so one calibration table
