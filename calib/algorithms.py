@@ -7,7 +7,7 @@ of activations too, not of weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -67,22 +67,31 @@ def threshold(histogram: Histogram, algorithm: str, percentile: float = PERCENTI
     Raises:
         CalibError: an unknown algorithm, or a percentile out of range.
     """
+    return thresholds(histogram, (), algorithm, percentile)[0]
+
+
+def thresholds(whole: Histogram, parts: Sequence[Histogram], algorithm: str, percentile: float) -> list[float]:
+    """The amax of `whole`, as `threshold` gives it, and that of each of the `parts` that it is the sum of.
+
+    Of `auto` and `mse` the candidates for a part are those of the whole, cut at the part's own maximum, so that what
+    each candidate costs a value is computed once for all of them. Arguments and errors are `threshold`'s.
+    """
     if algorithm not in ALGORITHMS:
         raise CalibError(f"algorithm: must be one of {', '.join(ALGORITHMS)} (got {algorithm!r}).")
     if not 0 < percentile <= 100:
         raise CalibError(f"percentile: must be over 0 and at most 100 (got {percentile!r}).")
-    if histogram.max == 0:
-        return 0.0
-    if algorithm == "percentile":
-        return _percentile(histogram, percentile)
-    chosen: dict[str, Callable[[Histogram], float]] = {
-        "minmax": lambda h: h.max,
-        "entropy": _entropy,
-        "entropy_2": _entropy_2,
-        "mse": _mse,
-        "auto": _auto,
+    each = (whole, *parts)
+    if whole.max == 0:
+        return [0.0 for _ in each]
+    chosen: dict[str, Callable[[], list[float]]] = {
+        "minmax": lambda: [h.max for h in each],
+        "entropy": lambda: [_entropy(h) for h in each],
+        "entropy_2": lambda: [_entropy_2(h) for h in each],
+        "percentile": lambda: [_percentile(h, percentile) for h in each],
+        "mse": lambda: _mse(each),
+        "auto": lambda: _auto(each),
     }
-    return chosen[algorithm](histogram)
+    return chosen[algorithm]()
 
 
 def divergences(counts: Reals, levels: int = LEVELS) -> Reals:
@@ -172,15 +181,15 @@ def _percentile(histogram: Histogram, percentile: float) -> float:
     return histogram.reaching(wanted)
 
 
-def _mse(histogram: Histogram) -> float:
+def _mse(each: Sequence[Histogram]) -> list[float]:
     """The amax of the least mean squared error.
 
     Among 257 in steps of 2^(1/32) under max, and 64 finer ones around the best of those.
     """
-    return _least_error(histogram, 2.0, histogram.max * 2.0 ** (np.arange(-256, 1) / 32), 64)
+    return _least_error(each, 2.0, each[0].max * 2.0 ** (np.arange(-256, 1) / 32), 64)
 
 
-def _auto(histogram: Histogram) -> float:
+def _auto(each: Sequence[Histogram]) -> list[float]:
     """The amax of the least mean |error|^2.4.
 
     Among 81 in steps of 2^(1/8) under max, and 32 finer ones around the best of those. A power over 2 weighs what is
@@ -189,26 +198,31 @@ def _auto(histogram: Histogram) -> float:
 
     Source: BRECQ (Li et al., 2021) chooses its activation thresholds so.
     """
-    return _least_error(histogram, AUTO_POWER, histogram.max * 2.0 ** (np.arange(-80, 1) / 8), 32)
+    return _least_error(each, AUTO_POWER, each[0].max * 2.0 ** (np.arange(-80, 1) / 8), 32)
 
 
-def _least_error(histogram: Histogram, power: float, coarse: Reals, finer: int) -> float:
-    """Of `coarse` (ascending) and `finer` ones around its best, the amax of the least mean |error|^power.
+def _least_error(each: Sequence[Histogram], power: float, coarse: Reals, finer: int) -> list[float]:
+    """Of `coarse` (ascending) and `finer` ones around its best, the amax of the least mean |error|^power: of the first
+    histogram, and of the others, which are parts of it.
 
     What is clipped alone grows as amax falls: below the one where it costs more than the best so far, none is tried.
     """
-    values, counts = histogram.points()
-    errors = np.full(coarse.size, np.inf)
+    values, _ = each[0].points()
+    counts = [h.counts_of(each[0]) for h in each]
+    errors = np.full((len(each), coarse.size), np.inf)
     for stop in range(coarse.size, 0, -AT_ONCE):
         part = slice(max(stop - AT_ONCE, 0), stop)
-        errors[part] = _errors(values, counts, coarse[part], power)
-        clipped = np.maximum(values - coarse[part.start], 0.0)
-        if (clipped**power) @ counts > errors.min() * (1 + 1e-9):
+        errors[:, part] = _errors(values, counts, coarse[part], power)
+        clipped = np.maximum(values - coarse[part.start], 0.0) ** power
+        if all(clipped @ c > e.min() * (1 + 1e-9) for c, e in zip(counts, errors, strict=True)):
             break
-    best = int(np.argmin(errors))
-    around = coarse[max(best - 1, 0)], coarse[min(best + 1, coarse.size - 1)]
-    fine = np.append(np.geomspace(*around, finer), coarse[best])
-    return min(histogram.max, float(fine[np.argmin(_errors(values, counts, fine, power))]))
+    best = [int(np.argmin(e)) for e in errors]
+    found = {}
+    for at in set(best):
+        around = coarse[max(at - 1, 0)], coarse[min(at + 1, coarse.size - 1)]
+        fine = np.append(np.geomspace(*around, finer), coarse[at])
+        found[at] = fine[np.argmin(_errors(values, counts, fine, power), axis=1)]
+    return [min(h.max, float(found[at][row])) for row, (h, at) in enumerate(zip(each, best, strict=True))]
 
 
 def mean_squared_errors(histogram: Histogram, amax: Reals) -> Reals:
@@ -216,12 +230,15 @@ def mean_squared_errors(histogram: Histogram, amax: Reals) -> Reals:
 
     Each bucket counts as its middle.
     """
-    return _errors(*histogram.points(), amax, 2.0) / max(histogram.elements, 1)
+    values, counts = histogram.points()
+    mean: Reals = _errors(values, [counts], amax, 2.0)[0] / max(histogram.elements, 1)
+    return mean
 
 
-def _errors(values: Reals, counts: Reals, amax: Reals, power: float) -> Reals:
-    """Sum of counts |x - quantized x|^power for each of `amax`: float64 [K]."""
-    result = np.empty(amax.size)
+def _errors(values: Reals, counts: Sequence[Reals], amax: Reals, power: float) -> Reals:
+    """Sum of counts |x - quantized x|^power for each of `counts` (each as long as `values`) and of `amax` (K of them):
+    float64 [len(counts), K]."""
+    result = np.empty((len(counts), amax.size))
     for start in range(0, amax.size, AT_ONCE):
         scale = amax[start : start + AT_ONCE, None] / INT8_MAX
         error = values / scale
@@ -229,7 +246,8 @@ def _errors(values: Reals, counts: Reals, amax: Reals, power: float) -> Reals:
         error *= scale
         np.abs(np.subtract(values, error, out=error), out=error)
         error **= power
-        result[start : start + AT_ONCE] = error @ counts
+        for row, count in enumerate(counts):
+            result[row, start : start + AT_ONCE] = error @ count
     return result
 
 

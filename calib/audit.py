@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from calib.algorithms import ALGORITHMS, INT8_MAX, SMALLEST_SCALE, mean_squared_errors, threshold
+from calib.algorithms import ALGORITHMS, INT8_MAX, SMALLEST_SCALE, mean_squared_errors, threshold, thresholds
 from calib.errors import CalibError, some_of
 from calib.frozen import Frozen
 from calib.histogram import Histogram, magnitude
@@ -96,14 +96,15 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
     if whole.max < LEAST_AMAX:
         return DEAD_AMAX, _audit(whole, DEAD_AMAX, None, "dead"), None
     warning = None
-    amax = _float32(threshold(whole, algorithm, percentile))
+    parts = halves if all(h.elements for h in halves) else ()
+    chosen, *of_parts = thresholds(whole, parts, algorithm, percentile)
+    amax = _float32(chosen)
     if amax < LEAST_AMAX:
         amax = _float32(whole.max)
         warning = f"{key}: {algorithm} gives 0, since so many values are zero; the exact maximum {amax:.6g} is used."
     stability = None
-    if all(h.elements for h in halves):
-        first, second = (threshold(h, algorithm, percentile) for h in halves)
-        stability = abs(first - second) / amax
+    if of_parts:
+        stability = abs(of_parts[0] - of_parts[1]) / amax
     audit = _audit(whole, amax, stability, "constant" if whole.constant else "live")
     return amax, audit, warning or _poor(key, whole, audit, algorithm, percentile)
 

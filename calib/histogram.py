@@ -150,6 +150,11 @@ class Histogram:
             middle[0] = 0.0
         return middle, self.counts[used].astype(np.float64)
 
+    def counts_of(self, whole: Histogram) -> Reals:
+        """How many values of each of `whole.points()` this one, a part of `whole`, has: float64 [K]."""
+        counts: Reals = self.counts[whole._used[0]].astype(np.float64)
+        return counts
+
     def linear(self, bins: int) -> Reals:
         """The counts over `bins` equal bins of [0, max]: float64 [bins], fractional, summing to `elements`.
 
