@@ -13,7 +13,8 @@ from torch import nn
 from trtpipe.model import sites as rules
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
-from trtpipe.model.nodes import module_path
+from trtpipe.model.marks import Mark, mark
+from trtpipe.model.nodes import module_path, op_name
 from trtpipe.model.sites import find_sites, kept_sites
 from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
@@ -114,29 +115,44 @@ def test_a_concat_that_nobody_reads_in_int8_stays_in_float() -> None:
     assert set(placed(nets.loaded(Plain().eval(), out_shape=("N", 8)))) == {"a:input", "a:weight"}
 
 
-class Leaky(nn.Module):
-    """A convolution in INT8, and another one that is kept in float, read what is concatenated or pooled."""
+class OwnConv(nn.Conv2d):
+    """A convolution whose input and weight the model quantizes itself."""
 
-    def __init__(self, way: str) -> None:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(mark(x, Mark((0.03,), None)), mark(self.weight, Mark((0.02,), None)), self.bias)
+
+
+class Leaky(nn.Module):
+    """A convolution in INT8, and another one that is kept in float, read what is concatenated or pooled; with Q/DQ of
+    the model's `own`, or with none."""
+
+    def __init__(self, way: str, own: bool) -> None:
         super().__init__()
-        self.first, self.other, self.kept = nn.Conv2d(3, 5, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
-        self.way = way
+        conv = OwnConv if own else nn.Conv2d
+        self.first, self.other, self.kept = conv(3, 5, 1), conv(8, 4, 1), conv(8, 4, 1)
+        self.way, self.own = way, own
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.cat([self.first(x), x], 1)
+        both = torch.cat([self.quantized(self.first(x)), self.quantized(x)], 1)
         if self.way != "cat":
-            both = nn.functional.max_pool2d(both, 2)
-        read = {"behind": torch.sigmoid, "sum": lambda v: v + v.flip(1)}.get(self.way, lambda v: v)(both)
+            both = nn.functional.max_pool2d(self.quantized(both), 2)
+        ways = {"behind": torch.sigmoid, "sum": lambda v: self.quantized(v) + self.quantized(v.flip(1))}
+        read = ways.get(self.way, lambda v: v)(both)
         return self.other(both).mean((2, 3)), self.kept(read).mean((2, 3))
 
+    def quantized(self, x: torch.Tensor) -> torch.Tensor:
+        return mark(x, Mark((0.03,), None)) if self.own else x
 
+
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("way", ["cat", "pool", "behind", "sum"])
-def test_what_is_kept_in_float_reads_no_rounded_numbers(way: str) -> None:
-    """A concat had its Q/DQ before it for the reader in INT8, and the one that was kept read the rounded parts."""
+def test_what_is_kept_in_float_reads_no_rounded_numbers(way: str, own: bool) -> None:
+    """A concat had its Q/DQ before it for the reader in INT8, and the one that was kept read the rounded parts; and so
+    it did wherever a model that was quantized already had its own Q/DQ before a concat, a pool or a sum."""
     torch.manual_seed(0)
     x = TensorSpec("x", "float32", ("N", 3, 8, 8), {"N": DimRange(1, 2, 4)})
     outputs = tuple(TensorSpec(n, "float32", ("N", 4), x.dims) for n in ("a", "b"))
-    module = bind(Leaky(way).eval(), (x,), {}, ("a", "b"))
+    module = bind(Leaky(way, own).eval(), (x,), {}, ("a", "b"))
     captured = capture(LoadedModel(module, (x,), outputs, "0" * 64, "leaky"))
     images = nets.images(2, 3, 8, 8)
     seen = observe_ranges(captured, [(images,)])
@@ -158,6 +174,48 @@ def test_around_a_concat_of_readers_in_int8_the_pairs_stay() -> None:
     captured = nets.captured("concat")
     kept = kept_sites(captured.sites, lambda node: module_path(node) == "a")
     assert [s.key for s in kept if s.rule == "Q5"] == [":cat.input_0", ":cat.input_1"]
+
+
+def test_own_pairs_beside_a_product_in_int8_stay_where_their_sum_is_kept() -> None:
+    """A residual add is fused with its convolution, whose output is rounded by what it reads in any case."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = OwnConv(3, 3, 1), OwnConv(3, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.conv(x)
+            out: torch.Tensor = self.head(torch.relu(y + mark(x, Mark((0.03,), None))))
+            return out.mean((2, 3))
+
+    captured = capture(nets.loaded(Block().eval(), out_shape=("N", 2)))
+
+    def added(*kept: str) -> bool:
+        return any(op_name(s.consumer) == "add" for s in kept_sites(captured.sites, lambda n: op_name(n) in kept))
+
+    last = next(n for n in reversed(captured.graph.graph.nodes) if op_name(n) == "conv2d")
+    assert added()
+    assert any(op_name(s.consumer) == "add" for s in kept_sites(captured.sites, lambda n: n is last))
+    assert not added("conv2d")  # nothing is in INT8 that it could be fused with
+
+
+def test_a_pool_before_a_concat_with_a_constant_shares_no_scale() -> None:
+    """Q and DQ cannot cross that concat: around the pool there would be a pair that nothing reads."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 2, 1)
+            self.register_buffer("position", torch.arange(4.0).expand(2, 1, 4, 4).clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pooled = nn.functional.max_pool2d(x, 2)
+            return self.conv(torch.cat([pooled, self.position], 1)).mean((2, 3))
+
+    inputs = (TensorSpec("x", "float32", (2, 3, 8, 8)),)
+    found = placed(LoadedModel(Positions().eval(), inputs, (TensorSpec("y", "float32", (2, 2)),), "0" * 64, "p"))
+    assert {k: rule for k, (_, rule) in found.items()} == {"conv:input": "Q1", "conv:weight": "Q2"}
 
 
 def test_identity_skip_shares_the_observer_of_the_next_convolution() -> None:

@@ -13,9 +13,11 @@ from torch import nn
 
 from calib.table import CalibrationTable, given_table
 from trtpipe.errors import InputError
+from trtpipe.job.job import Job
 from trtpipe.model.capture import capture
 from trtpipe.model.marks import Mark, mark
 from trtpipe.quantization.given import as_given, given_amax
+from trtpipe.quantization.payoff import keep_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.quantization.units import find_units
@@ -95,6 +97,24 @@ def test_what_a_job_keeps_out_of_int8_is_not_said_to_stand_between_q_and_dq() ->
 
     assert "mean: quantized by the model and not fused" in notes(Keep())
     assert "not fused" not in notes(Keep(fp32=("pool",)))
+
+
+def test_of_a_model_that_came_quantized_no_corrections_are_said_to_be_fitted() -> None:
+    """Its own INT8 weights are none of a table."""
+    captured = as_given(
+        capture(nets.loaded(nets.settled(Own(frozenset({"input", "weight"})), nets.images(4, 3, 8, 8))))
+    )
+    assert captured.int8
+    job = {
+        "name": "j",
+        "model": {"factory": "torch.nn:Identity", "quantized": True},
+        "inputs": {"x": {"shape": (1, 3, 4, 4)}},
+        "outputs": {"y": {}},
+        "precision": {"int8_mode": True, "keep": {"fp32": ["own"]}},
+        "build": {"target": "tensorrt"},
+        "check": {"arrays": "x.npy"},
+    }
+    assert keep_of(Job.model_validate(job), captured).notes == ()
 
 
 class Twice(nn.Module):

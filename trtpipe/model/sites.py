@@ -172,25 +172,33 @@ def of_product(site: Site) -> bool:
 
 
 def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:
-    """The sites that remain when operations for which `keep` holds stay in float: rules Q4, Q5 and Q7 once more."""
+    """The sites that remain when operations for which `keep` holds stay in float: rules Q4, Q5, Q7 and Q8 once more."""
     alive = [s for s in sites if not keep(s.consumer)]
     compute = {s.consumer for s in alive if of_product(s)}
     wanted = {s.producer for s in alive if s.rule == "Q1"}
 
-    def fused(site: Site) -> bool:
-        others = [a for a in site.consumer.args[:2] if a is not site.producer]
-        return any(a in compute for a in others) and (site.producer in wanted or site.producer in compute)
+    def beside_a_product(site: Site) -> bool:
+        return any(a in compute for a in site.consumer.args[:2] if a is not site.producer)
 
-    alive = [s for s in alive if s.rule != "Q4" or fused(s)]
-    rounded = {(s.consumer, s.producer) for s in alive}
-    crossed = {s.consumer for s in alive if s.rule == "Q5"}
-    crossed = {n for n in crossed if _feeds(n, wanted) and not _read_by_kept(n, rounded, keep)}
-    return tuple(s for s in alive if s.rule != "Q5" or s.consumer in crossed)
+    alive = [
+        s for s in alive if s.rule != "Q4" or (beside_a_product(s) and (s.producer in wanted or s.producer in compute))
+    ]
+    #: Read by an operation that computes with the integers, as an add does that is fused with a product.
+    read = {
+        (s.consumer, s.producer)
+        for s in alive
+        if of_product(s) or s.rule == "Q4" or (op_name(s.consumer) in ADDS and beside_a_product(s))
+    }
+    others = {s.consumer: s.rule for s in alive if (s.consumer, s.producer) not in read}
+    passed = {
+        n for n, rule in others.items() if (rule == "Q8" or _feeds(n, wanted)) and not _read_by_kept(n, read, keep)
+    }
+    return tuple(s for s in alive if (s.consumer, s.producer) in read or s.consumer in passed)
 
 
-def _read_by_kept(node: Node, rounded: Collection[tuple[Node, Node]], keep: Callable[[Node], bool]) -> bool:
+def _read_by_kept(node: Node, read: Collection[tuple[Node, Node]], keep: Callable[[Node], bool]) -> bool:
     """Whether an operation that is kept in float reads the node's value, or what float operations make of it: it would
-    read rounded numbers. `rounded` are the (reader, tensor) that have a Q/DQ pair of their own."""
+    read rounded numbers. `read` are the (reader, tensor) whose reader computes in INT8 with a Q/DQ pair of its own."""
     seen, todo = {node}, [node]
     while todo:
         value = todo.pop()
@@ -199,10 +207,9 @@ def _read_by_kept(node: Node, rounded: Collection[tuple[Node, Node]], keep: Call
                 continue
             if keep(reader):
                 return True
-            if (reader, value) in rounded and op_name(reader) not in SHARED:
-                continue
-            seen.add(reader)
-            todo.append(reader)
+            if (reader, value) not in read:
+                seen.add(reader)
+                todo.append(reader)
     return False
 
 
@@ -213,8 +220,19 @@ def _axis(node: Node, name: str) -> int | None:
 
 
 def _feeds(node: Node, wanted: Collection[Node]) -> bool:
-    """Whether the node's value, perhaps through further concats and max-pools, is a quantized input."""
-    return node in wanted or any(op_name(u) in SHARED and _feeds(u, wanted) for u in node.users)
+    """Whether the node's value, perhaps through further concats and max-pools that Q5 is for, is a quantized input."""
+    return node in wanted or any(_parts(u) and _feeds(u, wanted) for u in node.users)
+
+
+def _parts(node: Node) -> list[Node]:
+    """The tensors that share one scale with a concat's or a max-pool's value by Q5; none where it cannot be."""
+    if op_name(node) not in SHARED or not is_float(node):
+        return []
+    given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
+    parts = [x for x in given if is_float(x) and not is_constant(x)]
+    if len(parts) != len(given) or _not_float32(node) is not None or any(map(_bounded_by_infinity, parts)):
+        return []
+    return parts
 
 
 def _residual(
@@ -274,12 +292,7 @@ def _shared(
 ) -> list[_Candidate]:
     extra: list[_Candidate] = []
     for node in calls(graph.graph):
-        if op_name(node) not in SHARED or not is_float(node) or not _feeds(node, fed):
-            continue
-        given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
-        parts = [x for x in given if is_float(x) and not is_constant(x)]
-        if len(parts) != len(given) or _not_float32(node) is not None or any(map(_bounded_by_infinity, parts)):
-            continue
+        parts = _parts(node) if _feeds(node, fed) else []
         for i, x in enumerate(parts):
             key = operand_key(*role[node], i if op_name(node) == "cat" else None)
             extra.append((node, x, key, None, "Q5"))

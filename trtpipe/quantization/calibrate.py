@@ -11,7 +11,7 @@ from calib.calibrate import calibrate as run_calibration
 from calib.observers import HistogramObserver
 from trtpipe.model.computing import CPU, placed
 from trtpipe.model.recorded import replayed
-from trtpipe.quantization.quantize import prepare
+from trtpipe.quantization.quantize import Prepared, prepare
 
 if TYPE_CHECKING:
     from calib.algorithms import Algorithm
@@ -47,10 +47,7 @@ def calibrate(
     Raises:
         calib.CalibError: the data is bad.
     """
-    prepared = prepare(captured)
-    for observer in prepared.observers.values():
-        observer.histogram = HistogramObserver()
-    histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
+    prepared, histograms = counting(captured)
 
     least = captured.inputs[0].at("min")[0]
 
@@ -75,6 +72,27 @@ def calibrate(
             progress=progress,
             device=device,
         )
+
+
+def counting(captured: Captured) -> tuple[Prepared, dict[str, HistogramObserver]]:
+    """A copy of the captured graph that counts what operations read in INT8; its histograms by the keys of the table.
+
+    Of tensors that share a scale through a concat or a max-pool (rule Q5), what comes out of it is counted and not
+    what goes in: that is in it, or reaches nothing. A pool's padding, of -10,000 say, is no value that must be held.
+    """
+    prepared = prepare(captured)
+    histograms: dict[str, HistogramObserver] = {}
+    for key, observer in prepared.observers.items():
+        observer.histogram = histograms[key] = HistogramObserver()
+    nodes = {n.name: n for n in prepared.graph.graph.nodes}
+    read = {s.producer for s in prepared.sites if s.axis is None}
+    for consumer in {s.consumer.name for s in prepared.sites if s.rule == "Q5" and s.consumer in read}:
+        for seen in [n for n in nodes[consumer].all_input_nodes if n.op == "call_module"]:
+            nodes[consumer].replace_input_with(seen, seen.all_input_nodes[0])
+            if not seen.users:
+                prepared.graph.graph.erase_node(seen)
+    prepared.graph.recompile()
+    return prepared, histograms
 
 
 def _filled_up(x: torch.Tensor, least: int) -> torch.Tensor:

@@ -125,7 +125,8 @@ def keep_of(job: Job, captured: Captured) -> Keep:
         elif job.build.quantization == "explicit":
             notes = _larger_than_fp16(captured, modes, job, keep)
     # What was corrected for another target, P4 alone keeps wide here.
-    fitted = {s.consumer for s in captured.sites if s.consumer.name in captured.int8}
+    as_it_came = is_marked(captured.graph) and not (job.calibration is not None and job.calibration.recalibrate)
+    fitted = {s.consumer for s in captured.sites if s.consumer.name in captured.int8 and not as_it_came}
     more = precision.int8_mode * sum(bool(keep.entry(n)) or wide.get(n.name, LARGER) != LARGER for n in fitted)
     return replace(keep, wide=wide, notes=(*notes, *((FITTED_TO_MORE.format(more),) if more else ())))
 

@@ -13,12 +13,13 @@ from torch import nn
 from calib.data import open_source
 from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
+from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
 from trtpipe.quantization.calibrate import calibrate
 from trtpipe.quantization.corrections.guard import MOST_DB, CrossGuard, Guard, Score, of_halves
 from trtpipe.quantization.corrections.samples import Samples
-from trtpipe.values import Captured
+from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,53 @@ def test_a_step_keeps_up_over_all_samples_and_in_their_mean(
     one, other = Score(torch.tensor(after, dtype=torch.float64)), Score(torch.tensor(before, dtype=torch.float64))
     assert one.keeps_up(other) is kept
     assert kept or not one.beats(other)
+
+
+def of_outputs(*noise: float) -> Score:
+    shares = torch.tensor(noise, dtype=torch.float64)
+    return Score(shares.mean().reshape(1), shares)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "said"),
+    [
+        # The noisy output gains 0.3 dB, which is nearly all the noise there is, and the precise one loses 3.
+        ((1e-2, 1e-5), (0.93e-2, 2e-5), False, "; b 50.0 to 47.0 dB"),
+        ((1e-2, 1e-5), (0.4e-2, 2e-5), True, "; b 50.0 to 47.0 dB"),  # 4 dB for 3
+        ((1e-2, 1e-5), (0.4e-2, 1e-5), True, ""),
+        ((1e-2, 1e-14), (0.9e-2, 1e-13), True, ""),  # what is exact stays so
+        ((1e-2, 0.0), (0.9e-2, 0.0), True, ""),  # no signal
+    ],
+)
+def test_of_several_outputs_none_pays_more_than_the_others_gain(
+    before: tuple[float, float], after: tuple[float, float], kept: bool, said: str
+) -> None:
+    """A precise output was nothing beside a noisy one: of a network with two it lost 1.6 dB for 0.1 of the other."""
+    was, now = of_outputs(*before), of_outputs(*after)
+    assert now.beats(was) is kept
+    assert now.keeps_up(was) is kept
+    assert now.losses(was, ["a", "b"]) == said
+    assert not now.losses(was, ["a"])
+
+
+def test_the_noise_of_each_output_is_a_share_of_its_own_signal() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.a(x).mean((2, 3)), 1000 * self.b(x).mean((2, 3))
+
+    torch.manual_seed(0)
+    x = TensorSpec("x", "float32", ("N", 3, 8, 8), {"N": DimRange(1, 2, 4)})
+    specs = tuple(TensorSpec(n, "float32", ("N", 4), x.dims) for n in ("a", "b"))
+    captured = capture(LoadedModel(bind(Two().eval(), (x,), {}, ("a", "b")), (x,), specs, "0" * 64, "two"))
+    some = batches(2)
+    score = Guard(captured, some).measured(captured, {s.group: 20.0 for s in captured.sites if s.axis is None})
+    assert score.of_outputs.shape == (2,)
+    assert float(score.of_outputs.mean()) == pytest.approx(float(score.noise.sum()))
+    assert 0.1 < float(score.of_outputs[0] / score.of_outputs[1]) < 10
 
 
 def test_decibels_are_those_of_the_whole_noise() -> None:

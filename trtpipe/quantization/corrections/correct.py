@@ -376,7 +376,7 @@ class _Corrector:
         before, after = nine_digits(now.decibels), nine_digits(score.decibels)
         if len(self._placements) > 1:
             detail += f", with what {self._placements[self._at].title} has in INT8"
-        detail += why
+        detail += why + score.losses(now, [o.name for o in self._plain.outputs])
         if not why and kept is (score.decibels < now.decibels) and math.isfinite(gain := score.mean_gain(now)):
             detail += f"; in the mean of the samples {gain:+.1f} dB"
         for placement, other, was in zip(self._placements, scores, compared, strict=True):

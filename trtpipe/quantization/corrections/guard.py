@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from calib.audit import Halves, choose
 from calib.histogram import Histogram
-from calib.observers import HistogramObserver
 from calib.table import CalibrationTable
+from trtpipe.quantization.calibrate import counting
 from trtpipe.quantization.partial import BatchTensors, Partial, roundings
 from trtpipe.quantization.precision import ScaleTypes
-from trtpipe.quantization.quantize import prepare
 from trtpipe.quantization.rounding import LEAST_MAGNITUDE
 from trtpipe.values import Captured
 
@@ -23,6 +22,8 @@ from trtpipe.values import Captured
 MOST_DB = 120.0
 #: A step must gain more than this, in dB, to be kept.
 LEAST_GAIN_DB = 0.05
+#: What an output must lose to be named.
+SAID_DB = 0.5
 #: A scaling must gain as many standard errors of the samples' mean gain: it costs room, which other samples may need.
 SURE = 1.0
 
@@ -50,23 +51,27 @@ class Guard:
         machine = Partial(captured.graph)
         exact = ScaleTypes()
         changed = roundings(captured.sites, amax, exact, captured.int8)
-        rows = []
+        rows, of_outputs = [], torch.zeros(len(self._signal), dtype=torch.float64)
         all_outputs = machine.side_by_side([machine.inputs(b) for b in self._batches], changed)
         for batch, wanted, outputs in zip(self._batches, self._wanted, all_outputs, strict=True):
             size = len(batch[0])
             noise = torch.zeros(size, dtype=torch.float64)
-            for want, got, signal in zip(wanted, outputs, self._signal, strict=True):
+            for at, (want, got, signal) in enumerate(zip(wanted, outputs, self._signal, strict=True)):
                 if signal > 0:
-                    noise += _by_sample((want - got).double().square(), size) / signal
+                    own = _by_sample((want - got).double().square(), size) / signal
+                    of_outputs[at] += own.sum()
+                    noise += own
             rows.append(noise)
-        return Score(torch.cat(rows) / max(1, sum(s > 0 for s in self._signal)))
+        return Score(torch.cat(rows) / max(1, sum(s > 0 for s in self._signal)), of_outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Noise of each sample, as a share of the whole signal: float64 [S]. Outputs count alike."""
+    """Noise of each sample, as a share of the whole signal: float64 [S], in which outputs count alike; and that of each
+    output over all samples, as a share of its own signal: float64 [O], 0 where that has none."""
 
     noise: torch.Tensor
+    of_outputs: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     @property
     def decibels(self) -> float:
@@ -78,15 +83,16 @@ class Score:
 
     def beats(self, other: Score) -> bool:
         """Whether all samples together gain over `LEAST_GAIN_DB`, and so does the mean of their own gains: in dB an odd
-        sample, whose noise is most of all, is one of many.
+        sample, whose noise is most of all, is one of many. Nor do the outputs lose in the mean of theirs: the noisiest
+        one is most of all noise, and what a precise one pays for it is nothing there.
 
         More is not asked for, but of scalings (`surely_beats`): gains of single samples scatter by some dB, so that a
         test of significance on a few of them takes back what pays half a dB.
         """
         if self.decibels <= other.decibels + LEAST_GAIN_DB:
             return False
-        gain = self.mean_gain(other)
-        return not math.isfinite(gain) or gain > LEAST_GAIN_DB
+        gain, of_outputs = self.mean_gain(other), self._mean_of_outputs(other)
+        return (not math.isfinite(gain) or gain > LEAST_GAIN_DB) and of_outputs >= 0
 
     def surely_beats(self, other: Score) -> bool:
         """Whether it `beats` another, and the mean of the samples' own gains is over `SURE` of its standard errors."""
@@ -96,15 +102,33 @@ class Score:
         return self.beats(other) and (not math.isfinite(error) or mean > SURE * error)
 
     def keeps_up(self, other: Score) -> bool:
-        """Whether neither all samples together lose over `LEAST_GAIN_DB`, nor the mean of their own gains does: a loss
-        that few samples have is seen in the first, one that most have in the second."""
+        """Whether neither all samples together lose over `LEAST_GAIN_DB`, nor the mean of their own gains does, nor
+        that of the outputs' gains: a loss that few samples have is seen in the first, one that most have in the second.
+        """
         gain = self.mean_gain(other)
-        lost = math.isfinite(gain) and gain < -LEAST_GAIN_DB
+        lost = (math.isfinite(gain) and gain < -LEAST_GAIN_DB) or self._mean_of_outputs(other) < -LEAST_GAIN_DB
         return not lost and self.decibels >= other.decibels - LEAST_GAIN_DB
 
     def mean_gain(self, other: Score) -> float:
         """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
         return float(self._gains(other).mean())
+
+    def losses(self, other: Score, names: Sequence[str]) -> str:
+        """Which of several outputs, by their `names`, lose over `SAID_DB` in place of `other`: the end of a line."""
+        if len(names) < 2:
+            return ""
+        lost = [at for at, gain in enumerate(self._output_gains(other).tolist()) if gain < -SAID_DB]
+        now, was = (_decibels(s.of_outputs).tolist() for s in (self, other))
+        return "".join(f"; {names[at]} {was[at]:.1f} to {now[at]:.1f} dB" for at in lost)
+
+    def _mean_of_outputs(self, other: Score) -> float:
+        """The mean over the outputs of what each gains over `other`, dB; 0 where there are not several."""
+        gains = self._output_gains(other)[(self.of_outputs > 0) | (other.of_outputs > 0)]
+        mean = float(gains.mean()) if len(gains) > 1 else 0.0
+        return mean if math.isfinite(mean) else 0.0
+
+    def _output_gains(self, other: Score) -> torch.Tensor:
+        return _decibels(self.of_outputs) - _decibels(other.of_outputs)
 
     def _gains(self, other: Score) -> torch.Tensor:
         return 10 * torch.log10(other.noise.clamp_min(LEAST_MAGNITUDE) / self.noise.clamp_min(LEAST_MAGNITUDE))
@@ -136,15 +160,14 @@ class CrossGuard:
 
     def counted(self, captured: Captured) -> dict[str, Halves]:
         """What each of the graph's tensors holds, by its table's key, in each half of the samples."""
-        prepared = prepare(captured)
+        prepared, histograms = counting(captured)
         for at, half in enumerate(self._halves):
-            for observer in prepared.observers.values():
-                observer.histogram = observer.histogram or HistogramObserver()
-                observer.histogram.half = at
+            for histogram in histograms.values():
+                histogram.half = at
             with torch.inference_mode():
                 for batch in half:
                     prepared.graph(*batch)
-        return {key: o.histogram.halves for key, o in prepared.observers.items() if o.histogram is not None}
+        return {key: histogram.halves for key, histogram in histograms.items()}
 
     def measured(
         self, captured: Captured, amax: tuple[Mapping[str, float], Mapping[str, float]], *, turned: bool = False
@@ -152,7 +175,8 @@ class CrossGuard:
         """In INT8 with thresholds of each half, judged by samples of the other, `turned` or as they are."""
         guards = self._of_turned if turned else self._guards
         scores = [guard.measured(captured, other) for guard, other in zip(guards, reversed(amax), strict=True)]
-        return Score(torch.cat([s.noise for s in scores]) / len(scores))
+        of_outputs = torch.stack([s.of_outputs for s in scores]).mean(0)
+        return Score(torch.cat([s.noise for s in scores]) / len(scores), of_outputs)
 
 
 def of_halves(table: CalibrationTable) -> tuple[Mapping[str, float], Mapping[str, float]]:
@@ -195,6 +219,11 @@ def _turned(x: torch.Tensor, first: int) -> torch.Tensor:
     square = x.shape[-1] == x.shape[-2]
     ways = (x.flip(-1), x.flip(-2), x.transpose(-1, -2) if square else x.flip(-1, -2))
     return torch.stack([ways[(first + k) % len(ways)][k] for k in range(len(x))])
+
+
+def _decibels(noise: torch.Tensor) -> torch.Tensor:
+    """Signal to quantization noise ratios of shares of noise, dB, float64 of any shape."""
+    return -10 * torch.log10(noise.clamp_min(10 ** (-MOST_DB / 10)))
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:
