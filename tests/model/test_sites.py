@@ -200,22 +200,35 @@ def test_own_pairs_beside_a_product_in_int8_stay_where_their_sum_is_kept() -> No
     assert not added("conv2d")  # nothing is in INT8 that it could be fused with
 
 
-def test_a_pool_before_a_concat_with_a_constant_shares_no_scale() -> None:
-    """Q and DQ cannot cross that concat: around the pool there would be a pair that nothing reads."""
+@pytest.mark.parametrize("grid", ["buffer", "of any batch", "computed"])
+def test_features_do_not_have_the_range_of_coordinates_that_they_are_concatenated_with(grid: str) -> None:
+    """With one scale for both, features of up to 3 were rounded in steps of 2 wherever else they were read. Nor is
+    there a pair around a pool before such a concat, which Q and DQ cannot cross."""
 
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(4, 2, 1)
-            self.register_buffer("position", torch.arange(4.0).expand(2, 1, 4, 4).clone())
+            self.pooled, self.other = nn.Conv2d(4, 2, 1), nn.Conv2d(3, 2, 1)
+            self.register_buffer(
+                "position", 80 * torch.arange(4.0).expand(2 if grid == "buffer" else 1, 1, 4, 4).clone()
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            pooled = nn.functional.max_pool2d(x, 2)
-            return self.conv(torch.cat([pooled, self.position], 1)).mean((2, 3))
+            features = nn.functional.max_pool2d(x, 2)
+            position: torch.Tensor = self.position  # type: ignore[assignment]
+            if grid == "computed":
+                lines = torch.arange(0.0, 321.0, 80.0, device=x.device)[:4]
+                position = torch.stack(torch.meshgrid(lines, lines, indexing="ij"))[:1].repeat(x.shape[0], 1, 1, 1)
+            elif grid == "of any batch":
+                position = position.expand(x.shape[0], -1, -1, -1)
+            return self.pooled(torch.cat([features, position], 1)).mean((2, 3)) + self.other(features).mean((2, 3))
 
-    inputs = (TensorSpec("x", "float32", (2, 3, 8, 8)),)
-    found = placed(LoadedModel(Positions().eval(), inputs, (TensorSpec("y", "float32", (2, 2)),), "0" * 64, "p"))
-    assert {k: rule for k, (_, rule) in found.items()} == {"conv:input": "Q1", "conv:weight": "Q2"}
+    batch = (2, {}) if grid == "buffer" else ("N", {"N": DimRange(1, 2, 4)})
+    inputs = (TensorSpec("x", "float32", (batch[0], 3, 8, 8), batch[1]),)
+    outputs = (TensorSpec("y", "float32", (batch[0], 2), batch[1]),)
+    found = placed(LoadedModel(Positions().eval(), inputs, outputs, "0" * 64, "p"))
+    assert found["pooled:input"] == ("pooled:input", "Q1")
+    assert {found[k][0] for k in ("other:input", ":max_pool2d.input")} == {":max_pool2d.input"}
 
 
 def test_identity_skip_shares_the_observer_of_the_next_convolution() -> None:

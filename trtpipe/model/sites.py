@@ -9,10 +9,12 @@ Recommendations", with the numbers used in reports:
     Q4  quantize the skip branch of a residual add whose other branch is a quantized convolution, where that branch is
         INT8 anyway: it feeds another quantized operation, or is itself a quantized convolution's output
     Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them; not around a pool whose
-        input is padded with infinity, which no scale holds, nor where an operation that is kept in float reads them too
+        input is padded with infinity, which no scale holds, a concat with a constant, as of pixel coordinates, whose
+        range would be that of the features, nor where an operation that is kept in float reads them too
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
     Q7  an operation that is kept in float has none of its inputs quantized, whatever else reads them
-    Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2
+    Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2, but before what an operation
+        that is kept in float reads
 
 The functions here only read the graph. Sites do not depend on what a job keeps out of INT8, so one calibration table
 serves every choice of `precision.keep`.
@@ -229,7 +231,7 @@ def _parts(node: Node) -> list[Node]:
     if op_name(node) not in SHARED or not is_float(node):
         return []
     given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
-    parts = [x for x in given if is_float(x) and not is_constant(x)]
+    parts = [x for x in given if is_float(x) and not _of_constants(x)]
     if len(parts) != len(given) or _not_float32(node) is not None or any(map(_bounded_by_infinity, parts)):
         return []
     return parts
@@ -298,6 +300,20 @@ def _shared(
             extra.append((node, x, key, None, "Q5"))
             groups.union(node, x)
     return extra
+
+
+def _of_constants(node: Node) -> bool:
+    """Whether a tensor is a constant, or made of constants for each sample of a batch whatever is in it, as pixel
+    coordinates are. Of inputs it may take sizes alone."""
+    seen, todo = {node}, [node]
+    while todo:
+        one = todo.pop()
+        if one.op == "placeholder":
+            return False
+        new = {x for x in one.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor) or is_constant(x)} - seen
+        seen |= new
+        todo += new
+    return True
 
 
 def _bounded_by_infinity(node: Node) -> bool:
