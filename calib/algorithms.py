@@ -74,7 +74,15 @@ def thresholds(whole: Histogram, parts: Sequence[Histogram], algorithm: str, per
     """The amax of `whole`, as `threshold` gives it, and that of each of the `parts` that it is the sum of.
 
     Of `auto` and `mse` the candidates for a part are those of the whole, cut at the part's own maximum, so that what
-    each candidate costs a value is computed once for all of them. Arguments and errors are `threshold`'s.
+    each candidate costs a value is computed once for all of them.
+
+    Args:
+        whole: magnitudes of one tensor.
+        parts: histograms whose sum it is.
+        algorithm, percentile: as for `threshold`.
+
+    Raises:
+        CalibError: an unknown algorithm, or a percentile out of range.
     """
     if algorithm not in ALGORITHMS:
         raise CalibError(f"algorithm: must be one of {', '.join(ALGORITHMS)} (got {algorithm!r}).")

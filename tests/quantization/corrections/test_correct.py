@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_a_step_that_gains_in_one_placement_and_loses_in_another_is_taken_back(
     def other(self: stage.Guard, captured: Captured, amax: Any) -> Score:
         score = rightly(self, captured, amax)
         everything = any(s.consumer.name == "conv2d" for s in captured.sites)
-        return Score(score.noise * next(noise)) if everything is (at == 0) else score
+        return replace(score, noise=score.noise * next(noise)) if everything is (at == 0) else score
 
     monkeypatch.setattr(stage.Guard, "measured", other)
     _, _, table, _ = made(uneven(), tmp_path, ("equalization",), placements=placements)
@@ -204,7 +205,8 @@ def test_a_step_that_does_not_gain_is_measured_in_its_own_placement_alone(
 
     def worse(self: stage.Guard, captured: Captured, amax: Any) -> Score:
         measured.append(any(s.consumer.name == "conv2d" for s in captured.sites))
-        return Score(rightly(self, captured, amax).noise * 10.0 ** len(measured))
+        score = rightly(self, captured, amax)
+        return replace(score, noise=score.noise * 10.0 ** len(measured))
 
     monkeypatch.setattr(stage.Guard, "measured", worse)
     _, _, table, _ = made(
@@ -224,7 +226,7 @@ def test_of_two_scalings_the_one_that_loses_nowhere_is_taken(tmp_path: Path, mon
     def measured(self: stage.Guard, captured: Captured, amax: Any) -> Score:
         score = rightly(self, captured, amax)
         of_all = any(s.consumer.name == "conv2d" for s in captured.sites)
-        return score if of_all or next(calls_of_head) != 3 else Score(score.noise * 1e6)
+        return score if of_all or next(calls_of_head) != 3 else replace(score, noise=score.noise * 1e6)
 
     monkeypatch.setattr(stage.Guard, "measured", measured)
     placements = [head, Placement("all", frozenset())]
