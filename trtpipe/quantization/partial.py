@@ -14,7 +14,7 @@ from calib.algorithms import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.model.computing import CPU
 from trtpipe.model.nodes import bias_of, constant_value, is_constant, op_name
 from trtpipe.model.sites import shared_scales
-from trtpipe.quantization.formats import INT8, scales_of
+from trtpipe.quantization.formats import INT8, rounded_up, scales_of
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.quantization.rounding import on_grid
@@ -56,7 +56,7 @@ def roundings(
         if site.axis is None:
             one: Rounding = per_tensor(amax[site.group], half)
         else:
-            one = _per_channel(site.axis, half) if own is None or own.stored is None else _corrected(own)
+            one = _per_channel(site.axis, half) if own is None or own.stored is None else _own(own, site.axis, half)
             bias = bias_of(site.consumer)
             if own is not None and own.bias is not None and bias is not None:
                 result.setdefault(site.consumer, {})[bias] = replaced(own.bias)
@@ -69,12 +69,15 @@ def replaced(value: torch.Tensor) -> Rounding:
     return lambda x: value.to(x.device)
 
 
-def _corrected(own: Int8Weight) -> Rounding:
-    """A rounding that gives the corrected weight."""
+def _own(own: Int8Weight, axis: int, half: torch.dtype | None) -> Rounding:
+    """A rounding that gives an operation's own INT8 weight, rounded as the graph has it: one that came in float is not
+    on the grid of its scales, nor are levels where these are rounded up."""
 
     def given(x: torch.Tensor) -> torch.Tensor:
         weight = on_grid(own)
         assert weight is not None
+        if own.scales is not None and (half is not None or own.stored is weight):
+            weight = _on_scales(weight, rounded_up(own.scales, half), axis, INT8_RANGE)
         return weight.to(x.device)
 
     return given
@@ -99,16 +102,16 @@ def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
 
 
 def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:
-    low, high = WEIGHT_RANGE
-
     def one(w: torch.Tensor) -> torch.Tensor:
         amax = w.abs().amax(dim=[d for d in range(w.dim()) if d != axis])
-        scales = scales_of(amax, INT8, half)
-        return torch.fake_quantize_per_channel_affine(
-            w, scales, torch.zeros_like(scales, dtype=torch.int32), axis, low, high
-        )
+        return _on_scales(w, scales_of(amax, INT8, half), axis, WEIGHT_RANGE)
 
     return one
+
+
+def _on_scales(w: torch.Tensor, scales: torch.Tensor, axis: int, levels: tuple[int, int]) -> torch.Tensor:
+    zeros = torch.zeros_like(scales, dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(w, scales, zeros, axis, *levels)
 
 
 def value_bytes(graph: GraphModule) -> int:
