@@ -16,11 +16,13 @@ from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.model.capture import capture
 from trtpipe.model.marks import Mark, mark
+from trtpipe.progress import Silent
 from trtpipe.quantization.given import as_given, given_amax
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.payoff import keep_of
 from trtpipe.quantization.precision import Keep, ScaleTypes
 from trtpipe.quantization.quantize import place_qdq, prepare, quantize
+from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.quantization.units import find_units
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.routes.onnx import to_onnx
@@ -121,6 +123,60 @@ def test_weights_are_rounded_in_pieces_as_they_are_in_the_graph(half: torch.dtyp
     with torch.inference_mode():
         torch.testing.assert_close(outputs[0], graph(images)[0], rtol=1e-4, atol=1e-5)
         assert float((outputs[0] - captured.graph(images)[0]).abs().max()) > 1e-3
+
+
+class OwnConv(nn.Conv2d):
+    """A convolution whose input and weight the model quantizes itself, the weight with one scale for all channels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(quantized(x), mark(self.weight, Mark((0.02,), None)), self.bias)
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    return mark(x, Mark((0.02,), None))
+
+
+class Chain(nn.Module):
+    """Three convolutions, with the model's own Q/DQ at what is between them too."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = OwnConv(3, 6, 1), OwnConv(6, 6, 1), OwnConv(6, 4, 1)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(quantized(self.a(x)))
+        if self.way == "split":
+            left, right = quantized(y).chunk(2, 1)
+            z = torch.relu(self.b(torch.cat([quantized(right), quantized(left)], 1)))
+        elif self.way == "sum":
+            z = torch.relu(self.b(y) + quantized(y))
+        elif self.way == "sum of both":
+            z = torch.relu(quantized(self.b(y)) + quantized(y))
+        else:
+            z = torch.relu(quantized(nn.functional.max_pool2d(quantized(self.b(y)), 2)))
+        out: torch.Tensor = self.c(z)
+        return out.mean((2, 3))
+
+
+@pytest.mark.parametrize("way", ["split", "sum", "sum of both", "pool"])
+def test_of_a_model_that_came_quantized_a_sensitivity_is_what_the_graph_of_that_module_alone_has(way: str) -> None:
+    """ONNX Runtime puts Q/DQ around splits, sums and activations too: sensitivities failed at a split, left a skip
+    branch out, and the graph kept what the file rounds behind modules that are kept."""
+    images = nets.images(4, 3, 8, 8)
+    captured = as_given(capture(nets.loaded(nets.settled(Chain(way), images), out_shape=("N", 4))))
+    amax, batch = given_amax(captured), [SampleBatch((images,), 4)]
+    found = measure_sensitivity(captured, amax, batch, half=None, keep=Keep(), progress=Silent())
+    reference = captured.graph(images)[0]
+    assert {m.module for m in found.modules} >= {"a", "b", "c"}
+    for module in found.modules:
+        if module.module not in ("a", "b", "c"):
+            continue
+        keep = Keep(fp32=tuple({"a", "b", "c"} - {module.module}))
+        alone = quantize(captured, int8=True, half=None, keep=keep, amax=amax, ranges={}).program.module()(images)[0]
+        noise = (reference - alone).double().square().sum()
+        graph = 10 * math.log10(float(reference.double().square().sum() / noise))
+        assert module.sqnr_db == pytest.approx(graph, abs=0.05)
 
 
 def test_of_a_model_that_came_quantized_no_corrections_are_said_to_be_fitted() -> None:

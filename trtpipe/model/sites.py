@@ -13,8 +13,8 @@ Recommendations", with the numbers used in reports:
         range would be that of the features, nor where an operation that is kept in float reads them too
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
     Q7  an operation that is kept in float has none of its inputs quantized, whatever else reads them
-    Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2, but before what an operation
-        that is kept in float reads
+    Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2, but around what an operation
+        that is kept in float reads or gives
 
 The functions here only read the graph. Sites do not depend on what a job keeps out of INT8, so one calibration table
 serves every choice of `precision.keep`.
@@ -179,23 +179,42 @@ def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[S
     compute = {s.consumer for s in alive if of_product(s)}
     wanted = {s.producer for s in alive if s.rule == "Q1"}
 
-    def beside_a_product(site: Site) -> bool:
-        return any(a in compute for a in site.consumer.args[:2] if a is not site.producer)
-
     alive = [
-        s for s in alive if s.rule != "Q4" or (beside_a_product(s) and (s.producer in wanted or s.producer in compute))
+        s
+        for s in alive
+        if s.rule != "Q4" or (fused_with(s, compute) is not None and (s.producer in wanted or s.producer in compute))
     ]
     #: Read by an operation that computes with the integers, as an add does that is fused with a product.
-    read = {
-        (s.consumer, s.producer)
-        for s in alive
-        if of_product(s) or s.rule == "Q4" or (op_name(s.consumer) in ADDS and beside_a_product(s))
-    }
-    others = {s.consumer: s.rule for s in alive if (s.consumer, s.producer) not in read}
-    passed = {
-        n for n, rule in others.items() if (rule == "Q8" or _feeds(n, wanted)) and not _read_by_kept(n, read, keep)
-    }
-    return tuple(s for s in alive if (s.consumer, s.producer) in read or s.consumer in passed)
+    read = {(s.consumer, s.producer) for s in alive if of_product(s) or fused_with(s, compute) is not None}
+
+    def passed(site: Site) -> bool:
+        if site.rule == "Q8" and _made_by_kept(site.producer, compute, keep):
+            return False
+        return (site.rule == "Q8" or _feeds(site.consumer, wanted)) and not _read_by_kept(site.consumer, read, keep)
+
+    return tuple(s for s in alive if (s.consumer, s.producer) in read or passed(s))
+
+
+def fused_with(site: Site, products: Collection[Node]) -> Node | None:
+    """The one of `products` that the add of a skip branch (Q4, or the model's own Q/DQ) is fused with, or None."""
+    if op_name(site.consumer) not in ADDS:
+        return None
+    return next((a for a in site.consumer.args[:2] if a is not site.producer and a in products), None)  # type: ignore[return-value]
+
+
+def _made_by_kept(node: Node, compute: Collection[Node], keep: Callable[[Node], bool]) -> bool:
+    """Whether a value comes from an operation that is kept in float, at once or through float operations: rounding what
+    that gives is not left to it."""
+    seen, todo = {node}, [node]
+    while todo:
+        value = todo.pop()
+        if keep(value):
+            return True
+        if value not in compute:
+            new = {x for x in value.all_input_nodes if x.op == "call_function"} - seen
+            seen |= new
+            todo += new
+    return False
 
 
 def _read_by_kept(node: Node, read: Collection[tuple[Node, Node]], keep: Callable[[Node], bool]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from trtpipe.batching import ranked_output, unranked
 from trtpipe.errors import Cancelled, InputError
@@ -55,6 +56,11 @@ class _Ratio:
     def add(self, reference: torch.Tensor, output: torch.Tensor) -> None:
         self.signal += float(reference.double().square().sum())
         self.noise += float(apart(reference, output).square().sum())
+
+    def add_samples(self, reference: object, output: object, count: int) -> None:
+        """The same of an operation's value: a tensor, or several as a split gives."""
+        for wanted, got in zip(tree_leaves(reference), tree_leaves(output), strict=True):
+            self.add(wanted[:count], got[:count])
 
     @property
     def db(self) -> float:
@@ -205,9 +211,14 @@ def _measured(
     everything = planned(captured, plan, amax, types, narrow)
     others = _others(captured, plan, amax, types, narrow)
     losses = []
+    of_sites = {(s.consumer, s.producer) for unit in units for s in unit.sites}
     for unit in units:
-        inside = {s.consumer for s in unit.sites}
-        changed = {n: r for n, r in everything.items() if n in inside}
+        mine = {(s.consumer, s.producer) for s in unit.sites}
+        inside = {n: everything[n] for n in dict.fromkeys(s.consumer for s in unit.sites) if n in everything}
+        changed = {
+            n: {x: r for x, r in of_node.items() if (n, x) in mine or (n, x) not in of_sites}
+            for n, of_node in inside.items()
+        }
         in_others = {name: {n: able[n] for n in unit.nodes if n in able} for name, able in others.items()}
         outputs = [_Ratio() for _ in captured.outputs]
         losses.append(_Losses(unit, changed, in_others, captured.outputs, outputs, last_label))
@@ -278,7 +289,7 @@ def _first_look(
         result = machine.step(node, alive, {})
         if noisy is not None:
             ratio = own[ends[node].unit.path] = _Ratio()
-            ratio.add(result[: sample.count], noisy[: sample.count])
+            ratio.add_samples(result, noisy, sample.count)
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
     worst = {f.unit.path for f in sorted(losses, key=lambda f: own[f.unit.path].db)[:room]}
@@ -321,11 +332,12 @@ def _walk(
         values = {name: machine.value(node, alive, how) for name, how in others.items() if node in how}
         result = machine.step(node, alive, {})
         for name, value in values.items():
-            owner[node].in_others.setdefault(name, _Ratio()).add(result[: sample.count], value[: sample.count])
+            owner[node].in_others.setdefault(name, _Ratio()).add_samples(result, value, sample.count)
         if rounded is not None and half is not None:
-            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])
+            halves = [_through(half)(x) for x in tree_leaves(rounded)]
+            owner[node].half.add_samples(tree_leaves(result), halves, sample.count)
         if node in own:
-            ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
+            ends[node].own.add_samples(result, own.pop(node), sample.count)
 
 
 def planned(
